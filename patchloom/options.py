@@ -36,9 +36,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument(Option):
-    """A positional argument. With `joined`, a `str` field takes several words, quoted as a shell would."""
-
-    joined: bool = False
+    """A positional argument; a tuple field takes one or more words."""
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -130,7 +130,7 @@ class DotPlan(Plan):
 
     @property
     def data_name(self) -> str:
-        return self.settings.data
+        return self.settings.data_text
 
     def data_lines(self, *, dry_run: bool) -> list[str]:
         del dry_run
@@ -176,9 +176,9 @@ class CountingTraining(Training[DotPlan]):
         base = base_recipe(settings.recipe, settings.model)
         assert base is not None
         recipe, choices = changed_recipe(base, settings.recipe_changes())
-        train, val = dots_of(settings.data)
+        train, val = dots_of(settings.data_text)
         record = starting_record(
-            Provenance(("dots",), len(train.counts), len(val.counts), settings.data, ""), settings.data, None
+            Provenance(("dots",), len(train.counts), len(val.counts), settings.data_text, ""), settings.data, None
         )
         folder, why = chosen_folder(settings, record.is_of)
         refuse_other_data(folder, record)
@@ -208,8 +208,8 @@ class CountingTraining(Training[DotPlan]):
         assert plan.record is not None
         write_provenance(plan.folder, plan.record)
 
-    def evaluate_best(self, plan: DotPlan, run: Any, network: Counter) -> Mapping[str, float]:
-        del run
+    def evaluate_best(self, plan: DotPlan, run: Any, network: Counter, reports: Any) -> Mapping[str, float]:
+        del run, reports
         return dict(Errors(plan.val).report(network))
 
     def write_val(self, plan: DotPlan, report: Mapping[str, float]) -> None:

@@ -151,28 +151,45 @@ def test_no_file_tests_the_name_of_a_task_or_method(path: Path) -> None:
     assert not named
 
 
-def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_path: Path, monkeypatch, capsys) -> None:
-    from patchloom.tasks.images import networks as image_networks
+def test_a_training_does_each_thing_once(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The data is opened, split and measured once; recipe and network are made once; val is evaluated per epoch."""
+    from patchloom.tasks import task_choice
+    from patchloom.tasks.images import judges, networks
     from patchloom.tasks.images import plan as image_plan
     from tests.reliability.commands import OPTIONS, class_folders
 
-    data, built, resolved = class_folders(tmp_path / "data"), [], []
-    create, resolve = image_networks.build_model, image_plan.resolve_recipe
+    calls: dict[str, int] = {}
 
-    def counted(*names: str, **options: object) -> object:
+    def count(module: object, name: str) -> None:
+        original = getattr(module, name)
+
+        def counted(*values: object, **options: object) -> object:
+            calls[name] = calls.get(name, 0) + 1
+            return original(*values, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for module in (task_choice, image_plan):
+        count(module, "find_source")
+    for name in ("survey", "make_splits", "median_side", "resolve_recipe"):
+        count(image_plan, name)
+    count(judges, "evaluate")
+    built, create = [], networks.build_model
+
+    def build(*names: str, **options: object) -> object:
         network = create(*names, **options)
         built.append(next(network.parameters()).device.type)
         return network
 
-    monkeypatch.setattr(image_networks, "build_model", counted)
-    monkeypatch.setattr("patchloom.runs.weights.build_model", counted)
-    monkeypatch.setattr(
-        image_plan, "resolve_recipe", lambda *given, **more: resolved.append(1) or resolve(*given, **more)
-    )
-    done = command(("train", data, "--out", "run", *OPTIONS), monkeypatch, capsys)
+    monkeypatch.setattr(networks, "build_model", build)
+    monkeypatch.setattr("patchloom.runs.weights.build_model", build)
+    done = command(("train", class_folders(tmp_path / "data"), "--out", "run", *OPTIONS), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert built.count("cpu") == 1
-    assert len(resolved) == 1
+    evaluations = calls.pop("evaluate")
+    assert calls == dict.fromkeys(("find_source", "survey", "make_splits", "median_side", "resolve_recipe"), 1)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert evaluations == sum(json.loads(line)["kind"] == "evaluation" for line in lines)
 
 
 def test_training_knows_no_task_by_name() -> None:

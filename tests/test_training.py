@@ -33,7 +33,7 @@ from patchloom.recipes.methods import method_of
 from patchloom.runs.config import read_recipe
 from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.images.networks import make_network, make_teacher
-from patchloom.tasks.images.plan import facts_of, median_side
+from patchloom.tasks.images.plan import OpenedImages, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of
 from patchloom.tasks.table import task_of_method
 from patchloom.training.run import _same_on_all, make_plan, run_training
@@ -407,7 +407,7 @@ def test_the_python_call_names_a_misspelt_option() -> None:
 
 def test_auto_says_why_and_what_was_given(shapes) -> None:
     recipe, choices = resolve_recipe(
-        lambda: facts_of(shapes, TrainingSettings(data="shapes"), "cpu"),
+        OpenedImages(shapes, TrainingSettings(data="shapes"), "cpu").facts,
         classes=len(shapes.classes),
         recipe="auto",
         model=None,

@@ -13,12 +13,12 @@ def demo(
     """Train a small ResMLP on handwritten digits, evaluate it, and write report.html with its patch interactions."""
     from patchloom.cli.evaluate import evaluate
     from patchloom.cli.output import print_json
-    from patchloom.tasks.plan import TrainingSettings
+    from patchloom.tasks.settings import TrainingSettings
     from patchloom.training.run import run_training
 
     # Digits of 8 pixels fill their frame: shifting and mixing them only slows a run of a minute.
     changes = {"augment.crop": "resize", "augment.mixup": 0, "optim.lr": 3e-3}
-    result = run_training(TrainingSettings(data="digits", out=out, epochs=epochs, changes=changes))
+    result = run_training(TrainingSettings(data=("digits",), out=out, epochs=epochs, changes=changes))
     if as_json:
         print_json(result.summary() | {"page": f"{out}/report.html"})
         return

@@ -133,7 +133,7 @@ def evaluate(
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
     from patchloom.runs.locate import names_run
-    from patchloom.tasks.classification.several_runs import named
+    from patchloom.tasks.classification.several_runs import runs_by_name
     from patchloom_runtime.artifacts.metadata import is_artifact
     from patchloom_runtime.errors import UsageError
 
@@ -156,7 +156,7 @@ def evaluate(
             raise UsageError(f"{unread[0]} {task.refusal}")
         own = {name: value for name, value in own.items() if value}
         own |= {"reading": reading} if reading.given() else {}
-        _show(task.report.evaluate(named(runs), data, split=split, device=device, **own), as_json)
+        _show(task.report.evaluate(runs_by_name(runs), data, split=split, device=device, **own), as_json)
         return
     if multi_scale or mode:
         raise UsageError(f"{'--multi-scale' if multi_scale else '--mode'} is for runs that segment; {runs[0]} does not")
@@ -262,9 +262,9 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
 def _classifiers(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
     """One after the other: many networks need not fit on the device together."""
     from patchloom.inference.classifier import load
-    from patchloom.tasks.classification.several_runs import named
+    from patchloom.tasks.classification.several_runs import runs_by_name
 
-    for name, folder in named(runs).items():
+    for name, folder in runs_by_name(runs).items():
         yield name, load(folder, device=device, trunk=trunk)
 
 

@@ -5,7 +5,6 @@ A verb is a function of one settings value. `settings_parameters` gives typer th
 """
 
 import inspect
-import shlex
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -160,7 +159,7 @@ def _plain(hint: Any) -> Any:
 def _typer_type(hint: Any, option: Option) -> Any:
     """Return the type that typer parses: paths and recipes are text, mappings and tuples are repeated options."""
     plain = _plain(hint)
-    if isinstance(option, Argument) and option.joined:
+    if isinstance(option, Argument) and get_origin(plain) is tuple:
         return list[str]
     if get_origin(plain) in (dict, tuple):
         return list[str] | None
@@ -194,9 +193,7 @@ def _default(field: Field[Any]) -> Any:
 
 def _value(hint: Any, value: Any) -> Any:
     """Convert what typer parsed to the type of the field."""
-    plain, option = _plain(hint), _marked(hint, Option)
-    if isinstance(option, Argument) and option.joined:
-        return shlex.join(value) if len(value) > 1 else value[0]
+    plain = _plain(hint)
     if get_origin(plain) is tuple:
         return tuple(value or ())
     return parse_pairs(value or []) if get_origin(plain) is dict else value

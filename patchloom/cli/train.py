@@ -25,7 +25,7 @@ class TrainOptions(TrainingSettings):
 def train(options: TrainOptions) -> None:
     """Train a model on images, or a translator on text (--recipe translation-small). The same command resumes."""
     started = perf_counter()  # before torch is imported: --time includes that
-    _announce(options.data)
+    _announce(options.data_text)
     from patchloom.cli.output import is_quiet, print_json, print_result
     from patchloom.training.run import run_training
 

@@ -1,9 +1,9 @@
 """The training loop. `train` is all of it; it depends on no method, network or file format."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from traceback import clear_frames
@@ -39,6 +39,7 @@ class TrainResult:
 
     ended: str  # "finished", "no better", "time limit"
     progress: Progress
+    best_reports: Sequence[Any] = field(default=(), repr=False, compare=False)  # of the best weights, if known
 
 
 def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
@@ -70,7 +71,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
                 if requests.time_up:
                     loop.evaluate(progress.epoch, caught)
                     loop.save()
-                    return TrainResult("time limit", progress)
+                    return TrainResult("time limit", progress, loop.selection.best_reports)
                 if requests.save:
                     loop.save()
                 if loop.is_last_step():
@@ -87,7 +88,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
             elif run.patience is not None and progress.not_better >= run.patience:
                 progress.ended = "no better"
         loop.save()
-    return TrainResult(progress.ended, progress)
+    return TrainResult(progress.ended, progress, loop.selection.best_reports)
 
 
 class Step(nn.Module):

@@ -1,7 +1,9 @@
 """Model selection: evaluate the model and its average and keep the best weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +23,17 @@ class Selection:
     def __init__(self, run: Run, progress: Progress, reporter: Reporter) -> None:
         self._run, self._progress, self._reporter = run, progress, reporter
         self._unsaved: dict[str, Tensor] = {}
+        self.best_reports: Sequence[Any] = ()  # what each evaluator returned for the best weights, if in this process
 
     def evaluate(self) -> None:
         """Evaluate the model and its average. All ranks evaluate; the values of rank 0 count."""
-        before, unsaved = replace(self._progress), self._unsaved
+        before, unsaved, reports = replace(self._progress), self._unsaved, self.best_reports
         try:
             self._evaluate()
         except BaseException:
             # An incomplete evaluation must not be saved: it is repeated.
             vars(self._progress).update(vars(before))
-            self._unsaved = unsaved
+            self._unsaved, self.best_reports = unsaved, reports
             raise
 
     def _evaluate(self) -> None:
@@ -41,10 +44,13 @@ class Selection:
         for which, model in self._candidates().items():
             model.eval()
             with torch.no_grad(), run.processes.autocast(), run.processes.rng_preserved():
-                values = {name: float(value) for evaluator in run.evaluators for name, value in evaluator(model)}
+                reports = [evaluator(model) for evaluator in run.evaluators]
+                values = {name: float(value) for report in reports for name, value in report}
             values = run.processes.from_main(values)
             self._reporter.write("evaluation", values, which)
             improved |= self._consider(which, model, values)
+            if self._unsaved and progress.best_step == progress.step and progress.best_weights == which:
+                self.best_reports = reports
         progress.not_better = 0 if improved else progress.not_better + 1
 
     def save_weights(self) -> None:

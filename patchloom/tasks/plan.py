@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from patchloom.data.datasets import Source
 from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.specs import split_specs
+from patchloom.data.sources.specs import join_specs
 from patchloom.data.trees.archive import archive_stem
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
@@ -112,11 +112,11 @@ def method_of_settings(settings: TrainingSettings) -> str | None:
     return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
 
 
-def val_share_of_settings(settings: TrainingSettings) -> float:
-    """The share of the training images that are used, as user or recipe say; all by default."""
+def train_share_of_settings(settings: TrainingSettings) -> float:
+    """Return the share of the training images that are used, from --set or the recipe; all by default."""
     base = base_recipe(settings.recipe, settings.model)
-    asked = settings.changes.get("train_share", base.train_share if base else 1.0)
-    return float(read_value("train_share", asked, fields_of(Recipe)["train_share"]))
+    share = settings.changes.get("train_share", base.train_share if base else 1.0)
+    return float(read_value("train_share", share, fields_of(Recipe)["train_share"]))
 
 
 def chosen_folder(
@@ -205,14 +205,14 @@ def same_run(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def folder_name(data: str) -> str:
-    """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
-    parts = [Path(part).expanduser() for part in split_specs(data)]
+def folder_name(data: Sequence[str]) -> str:
+    """Return the name of the run folder below runs/; splits that are given one by one are named by their folder."""
+    parts = [Path(part).expanduser() for part in data]
     stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
     if len(parts) > 1 and all(map(split_of, stems)):
         stems = [parts[0].resolve().parent.name]
     more = f"-and-{len(stems) - 3}-more" if len(stems) > 3 else ""
-    stem = "-".join(stems[:3]) + more if parts[0].exists() else data
+    stem = "-".join(stems[:3]) + more if parts[0].exists() else join_specs(data)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
 
 

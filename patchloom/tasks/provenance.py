@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.sources.specs import join_specs, split_specs
+from patchloom.data.sources.specs import join_specs
 from patchloom.runs.locate import find_run
 from patchloom.runs.provenance import PROVENANCE, Provenance, read_provenance
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
@@ -23,16 +23,16 @@ class OtherRunError(UsageError):
         self.reason = reason
 
 
-def starting_record(record: Provenance, data: str, init: str | None) -> Provenance:
+def starting_record(record: Provenance, data: Sequence[str], init: str | None) -> Provenance:
     """The record with the place of the data and the start of the weights, as the user named them."""
     named, weights = start_of(init)
     return replace(record, place=place_of(data), init=named, init_weights=weights)
 
 
-def place_of(data: str) -> str:
-    """The absolute path of data that are files, else what they are called."""
+def place_of(data: Sequence[str]) -> str:
+    """Return the absolute paths of files and the names of other data, in one string."""
     places = []
-    for part in split_specs(data):
+    for part in data:
         path = os.path.expanduser(part)
         is_path = os.path.exists(path) or any(sign in part for sign in "*?[{")
         places.append(os.path.abspath(path) if is_path else part)

@@ -3,10 +3,12 @@
 The command line builds the options of `patchloom train` from this class before torch is loaded, so it imports little.
 """
 
+import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from patchloom.data.reading import Reading
+from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.options import DATA, HARDWARE, MODEL, RUN, Argument, Option
 from patchloom.recipes.schema import Recipe
 
@@ -19,11 +21,10 @@ class TrainingSettings:
     """
 
     data: Annotated[
-        str,
+        tuple[str, ...],
         Argument(
             "Folders of class folders, zip, tar, parquet, a labels file, 'digits', 'hf:user/name' …",
             metavar="DATA",
-            joined=True,
         ),
     ]
     model: Annotated[
@@ -107,6 +108,16 @@ class TrainingSettings:
     names: str | None = None
     without: str | None = None
     val: Literal["held-out", "test"] | None = None
+
+    def __post_init__(self) -> None:
+        data: Any = self.data  # a single path or name may be given without a tuple
+        alone = data if isinstance(data, str | os.PathLike) else data[0] if len(data) == 1 else None
+        object.__setattr__(self, "data", tuple(split_specs(data if alone is None else alone)))
+
+    @property
+    def data_text(self) -> str:
+        """The data as one string, quoted as a shell would if there are several; run.json records this."""
+        return join_specs(self.data)
 
     @property
     def reading(self) -> Reading:

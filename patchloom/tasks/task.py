@@ -102,6 +102,11 @@ class Judge(ABC):
         """Return the samples that could not be read and do not count, with the reason."""
         return {}
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether calling it during training returns what `report` returns."""
+        return False
+
     @abstractmethod
     def report(self, model: "nn.Module") -> Iterable[tuple[str, float]]:
         """Evaluate the model on the whole val split and return (name, value) pairs."""
@@ -181,8 +186,11 @@ class Training(TaskPart, ABC, Generic[P]):
         """Write the files that are known before the first step; an unwritable folder fails here."""
 
     @abstractmethod
-    def evaluate_best(self, plan: P, run: "Run", network: Any) -> Any:
-        """Evaluate the best weights on val: an iterable of (name, value) pairs, or None if nothing evaluates them."""
+    def evaluate_best(self, plan: P, run: "Run", network: Any, reports: Sequence[Any]) -> Any:
+        """Evaluate the best weights on val: an iterable of (name, value) pairs, or None if nothing evaluates them.
+
+        `reports` are what the evaluators returned for these weights during training; none after a resume.
+        """
 
     def write_val(self, plan: P, report: Any) -> None:
         """Write the predictions for val, as `evaluate_best` returned them, into the run folder."""

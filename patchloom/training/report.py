@@ -8,6 +8,7 @@ from torch import nn
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
+from patchloom.engine.state import Progress
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
@@ -16,12 +17,13 @@ from patchloom.tasks.plan import Plan
 from patchloom.tasks.report import report_run
 
 
-def best_network(plan: Plan, run: Run) -> nn.Module:
-    """The run's network with its best weights, in eval mode; where weights are split over processes, a new one."""
+def best_network(plan: Plan, run: Run, progress: Progress) -> nn.Module:
+    """Return the run's network with its best weights, in eval mode; a new one if weights are sharded."""
     if plan.settings.shard:
         return plan.task.model.load_network(plan.folder)
     network = unwrap(run.model)
-    load_weights(network, read_weights(plan.folder / WEIGHTS), str(plan.folder / WEIGHTS))
+    if (progress.best_weights, progress.best_step) != ("model", progress.step):  # else it has them
+        load_weights(network, read_weights(plan.folder / WEIGHTS), str(plan.folder / WEIGHTS))
     return network.eval()
 
 
@@ -33,7 +35,7 @@ def keep_and_report(
     if judged is not None:
         plan.task.training.write_val(plan, judged)
     record = RunMetadata(
-        data=settings.data,
+        data=settings.data_text,
         data_name=plan.data_name,
         level=settings.level,
         **settings.reading.given(),  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def _same_on_all(plan: Plan, processes: Processes) -> None:
     records = [replace(record, place=None) for record in processes.gather(plan.record)]  # it may be mounted elsewhere
     others = [rank for rank, record in enumerate(records) if record != records[0]]
     if others:
-        raise DataError(f"rank {others[0]} of {len(records)} sees other data in {plan.settings.data} than rank 0")
+        raise DataError(f"rank {others[0]} of {len(records)} sees other data in {plan.settings.data_text} than rank 0")
 
 
 def _train_and_report(
@@ -189,8 +189,8 @@ def _train_and_report(
     if processes.is_main:
         for line in [*filter(None, [restore()]), *_lost_since(run, plan)]:
             say(line)
-        best = best_network(plan, run)
-        judged = task.training.evaluate_best(plan, run, best)
+        best = best_network(plan, run, outcome.progress)
+        judged = task.training.evaluate_best(plan, run, best, outcome.best_reports)
         metrics = dict(judged or ())
         weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
         which = f"(best {weights}weights, from step {outcome.progress.best_step})"

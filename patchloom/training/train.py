@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.specs import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, split_specs
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
@@ -107,4 +107,4 @@ def train(
     options = dict(locals())
     dry_run = options.pop("dry_run")
     options |= {"changes": options.pop("set") or {}, "compiled": options.pop("compile"), "trackers": options.pop("log")}
-    return run_training(TrainingSettings(**options | {"data": join_specs(split_specs(data))}), dry_run=dry_run)
+    return run_training(TrainingSettings(**options | {"data": tuple(split_specs(data))}), dry_run=dry_run)

@@ -9,6 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
+from patchloom.data.sources.specs import split_specs
 from patchloom.tasks.plan import folder_name
 from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import missing, refused
@@ -78,7 +79,7 @@ def test_the_folder_of_a_run(tmp_path, data, name):
         (tmp_path / archive).write_bytes(b"x")
     for split in ("train", "val"):
         (tmp_path / "set" / split).mkdir(parents=True)
-    assert folder_name(data) == name
+    assert folder_name(split_specs(data)) == name
 
 
 def test_a_zip_is_checked_in_place(tmp_path):

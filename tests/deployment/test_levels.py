@@ -17,13 +17,23 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
-from patchloom.report.pictures.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata, write_run_metadata
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.classification.levels import FINEST, MEASURES, evaluate_levels, open_leveled, trained_level
-from patchloom.tasks.classification.ranked_page import RankedHit, rank, spread_queries, write_ranked
+from patchloom.tasks.classification.ranked_page import (
+    WRONG,
+    Ranked,
+    RankedHit,
+    RankedList,
+    frame_colors,
+    framed,
+    rank,
+    ranked_sheet,
+    spread_queries,
+    write_ranked,
+)
 from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training

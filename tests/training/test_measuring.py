@@ -132,7 +132,7 @@ def test_less_time_than_an_epoch_is_one_epoch_and_said(tmp_path, monkeypatch) ->
 
 def test_a_run_that_is_much_too_slow_is_stopped_evaluated_and_reported(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(1e-4, 0.0, 0.0, "5 steps", 1e6))
-    monkeypatch.setattr(loop._Loop, "wishes", lambda *_: loop.Wishes(time_up=1))
+    monkeypatch.setattr(loop._Loop, "requests", lambda *_: loop.RankRequests(time_up=1))
     trained = run_training(settings(tmp_path / "run", time="20s"), say=str)
     assert trained.outcome.ended == "time limit"
     assert trained.metrics["top1"] >= 0

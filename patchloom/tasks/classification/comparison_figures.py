@@ -1,4 +1,4 @@
-"""The papers' figures of several runs, for the page that compares them: levels, two test sets, seeds, branches."""
+"""Charts that compare runs, after figures of the papers: levels, two test sets, seeds, residual branches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,63 +21,64 @@ from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.tasks.classification.levels import FINEST, MEASURES, LevelEvaluations
 from patchloom.tasks.classification.seeds import SeedCloud, final_values
 from patchloom.tasks.classification.several_runs import RunEvaluations
-from patchloom.tasks.images.run_contents import RunParts
+from patchloom.tasks.images.run_contents import RunContents
 
-LEAST_SEEDS = 3  # runs from which a spread is drawn
-SMALL_SCATTER = 260  # pixels of a side, so that three stand in a row
-MOST_NAMED = 30  # points whose names are written beside them
+LEAST_SEEDS = 3  # runs for which a spread is drawn
+SMALL_SCATTER = 260  # pixels; three charts fit in a row
+MAX_NAMED = 30  # points with names next to them
 NO_LEVEL = "no labels"
 
-Chart = tuple[str, Markup]  # its title and itself
+Chart = tuple[str, Markup]  # title, SVG
 
 
-def level_charts(found: LevelEvaluations, parts: Mapping[str, RunParts]) -> list[Chart]:
-    """Thesis figure 2.4: accuracy by the level of the labels; a line per recipe, from coarse to fine.
+def level_charts(evaluations: LevelEvaluations, contents: Mapping[str, RunContents]) -> list[Chart]:
+    """Draw thesis figure 2.4: accuracy by the level of the labels, from coarse to fine, one line per recipe.
 
-    Of each measure: judged at the level trained at, and judged at the finest whatever level was trained at.
+    Each measure has two charts: evaluated at the level of the training, and evaluated at the finest level.
     """
-    judged = list(found.levels)
-    order = [NO_LEVEL, *judged] if any(run.trained_level is None for run in found.runs.values()) else judged
+    levels, runs = list(evaluations.levels), evaluations.runs
+    order = [NO_LEVEL, *levels] if any(run.trained_level is None for run in runs.values()) else levels
     charts = []
     for measure, title in MEASURES.items():
         same: dict[str, dict[int, float]] = {}
         finest: dict[str, dict[int, float]] = {}
-        for name, run in found.runs.items():
-            method, level = _method(parts[name]), run.trained_level
-            finest.setdefault(method, {})[order.index(level or NO_LEVEL)] = run.at(measure, FINEST)
+        for name, run in runs.items():
+            recipe, level = _recipe_name(contents[name]), run.trained_level
+            finest.setdefault(recipe, {})[order.index(level or NO_LEVEL)] = run.at(measure, FINEST)
             if level is not None:
-                same.setdefault(method, {})[judged.index(level)] = run.at(measure, level)
-        counts = [f"{level} ({found.levels[level]})" for level in judged]
+                same.setdefault(recipe, {})[levels.index(level)] = run.at(measure, level)
+        names = [f"{level} ({count})" for level, count in evaluations.levels.items()]
         if same:
-            charts.append(
-                (f"{title}, %: judged at the level trained at", _levels(same, "trained and judged at", counts))
-            )
-        along = [NO_LEVEL, *counts] if order != judged else counts
-        charts.append((f"{title}, %: judged at the finest level", _levels(finest, "trained at", along)))
+            chart = _level_chart(same, "trained and evaluated at", names)
+            charts.append((f"{title}, %: evaluated at the level of the training", chart))
+        all_names = [NO_LEVEL, *names] if order != levels else names
+        charts.append((f"{title}, %: evaluated at the finest level", _level_chart(finest, "trained at", all_names)))
     return charts
 
 
-def _method(parts: RunParts) -> str:
-    recipe = parts.files.recipe
-    return recipe.name if recipe else parts.files.model
+def _recipe_name(contents: RunContents) -> str:
+    recipe = contents.files.recipe
+    return recipe.name if recipe else contents.files.model
 
 
-def _levels(methods: Mapping[str, Mapping[int, float]], x_label: str, names: Sequence[str]) -> Markup:
+def _level_chart(recipes: Mapping[str, Mapping[int, float]], x_label: str, names: Sequence[str]) -> Markup:
     lines = [
-        Series(method, sorted((float(place), value) for place, value in of.items()), color % LINE_COLORS)
-        for color, (method, of) in enumerate(methods.items())
+        Series(recipe, sorted((float(place), value) for place, value in values.items()), color % LINE_COLORS)
+        for color, (recipe, values) in enumerate(recipes.items())
     ]
     return line_chart(lines, x_label=x_label, x_names=names)
 
 
-def cloud_chart(cloud: SeedCloud, parts: Mapping[str, RunParts], first: str, second: str) -> tuple[Markup, str] | None:
-    """Each run's top-1 on two sets, with the straight line through all of them (ResMLP figure 4, thesis 6.7, 6.11).
+def cloud_chart(
+    cloud: SeedCloud, contents: Mapping[str, RunContents], first: str, second: str
+) -> tuple[Markup, str] | None:
+    """Draw the top-1 of each run on two datasets with a fitted line (ResMLP figure 4, thesis 6.7, 6.11).
 
-    A colour per network; the other value says what the line is.
+    Networks have different colors; the second result explains the line.
     """
     if len(cloud.runs) < 2:
         return None
-    networks = {name: parts[name].files.model for name in cloud.runs}
+    networks = {name: contents[name].files.model for name in cloud.runs}
     several = len(set(networks.values())) > 1
     points = [
         Point(x, y, name, networks[name] if several else "")
@@ -87,54 +88,54 @@ def cloud_chart(cloud: SeedCloud, parts: Mapping[str, RunParts], first: str, sec
         points,
         x_label=f"top-1 on {first}, %",
         y_label=f"top-1 on {second}, %",
-        named=len(points) <= MOST_NAMED,
+        named=len(points) <= MAX_NAMED,
         line=cloud.line,
     )
     if cloud.line is None:
         return chart, ""
-    told = (
-        f"The dashed line fits all runs by least squares: {cloud.line[0]:.2f} points on {second} per point on {first}"
-    )
-    return chart, f"{told}, correlation {cloud.correlation:.2f}."
+    fit = f"The dashed line fits all runs by least squares: {cloud.line[0]:.2f} points on {second} per point on {first}"
+    return chart, f"{fit}, correlation {cloud.correlation:.2f}."
 
 
 @dataclass(frozen=True)
 class SeedFigures:
-    """Runs that differ in their seed alone."""
+    """Statistics and charts of runs that differ only in their seed."""
 
-    rows: list[list[str]]  # number, mean, std, min, max
+    rows: list[list[str]]  # measure, mean, std, min, max
     charts: list[Chart]
-    early: list[Chart]  # each run's top-1 at an epoch and at the end
+    early: list[Chart]  # top-1 of each run at an early epoch and at the end
 
 
-def seed_figures(together: RunEvaluations, data: str | None) -> SeedFigures | None:
-    """Thesis 6.3.4, where three runs or more differ in nothing but the seed: spreads and figures 6.8, 6.9, 6.10.
+def seed_figures(evaluations: RunEvaluations, data: str | None) -> SeedFigures | None:
+    """Return statistics and figures 6.8, 6.9 and 6.10 of thesis 6.3.4, for three or more runs that differ in the seed.
 
-    On data of the name `data` the histogram is of what the runs decide there, else of their last evaluation.
+    The histogram shows top-1 on the data named `data`, or else of the last evaluation in training.
     """
-    if len(together.folders) < LEAST_SEEDS or together.not_only_seeds():
+    if len(evaluations.folders) < LEAST_SEEDS or evaluations.not_only_seeds():
         return None
-    found = together.spreads() if data else together.spreads_at_end()
-    rows = [[s.name, *(f"{value:.2f}" for value in (s.mean, s.std, s.min, s.max))] for s in found]
-    ends = {name: final_values(folder).get("top1") for name, folder in together.folders.items()}
-    values = [of["top1"] for of in together.values().values()] if data else [v for v in ends.values() if v is not None]
+    spreads = evaluations.spreads() if data else evaluations.spreads_at_end()
+    rows = [[s.name, *(f"{value:.2f}" for value in (s.mean, s.std, s.min, s.max))] for s in spreads]
+    at_end = [final_values(folder).get("top1") for folder in evaluations.folders.values()]
+    values = [value for value in at_end if value is not None]
+    if data:
+        values = [measures["top1"] for measures in evaluations.values().values()]
     charts: list[Chart] = []
     early: list[Chart] = []
     if len(values) >= LEAST_SEEDS:
         where = data or "val, after the last epoch"
         charts.append(("Distribution", histogram_chart(values, x_label=f"top-1 on {where}, %")))
-    if by_epoch := together.spread_by_epoch():
+    if by_epoch := evaluations.spread_by_epoch():
         ranges = [SeedRange(epoch, s.mean, s.std, s.min, s.max) for epoch, s in by_epoch.items()]
-        charts.append(("Top-1 on val while they are trained, %", range_chart(ranges)))
-    for at in together.early_and_last():
-        points = [Point(x, y, name) for name, x, y in zip(together.folders, at.then, at.last, strict=True)]
+        charts.append(("Top-1 on val during training, %", range_chart(ranges)))
+    for at in evaluations.early_and_last():
+        points = [Point(x, y, name) for name, x, y in zip(evaluations.folders, at.then, at.last, strict=True)]
         label = f"top-1 on val at epoch {at.epoch}, %"
         chart = scatter_chart(points, x_label=label, y_label="after the last epoch, %", side=SMALL_SCATTER)
         early.append((f"Epoch {at.epoch} and the end: r = {at.correlation:.2f}", chart))
     return SeedFigures(rows, charts, early)
 
 
-def branch_charts(parts: Mapping[str, RunParts]) -> list[Chart]:
-    """Thesis figure 3.6: norms of residual branches by layer and epoch, of runs trained with `--pictures`."""
-    read = {name: each.attempt(partial(read_branch_norms, each.folder)) for name, each in parts.items()}
-    return branch_epoch_charts({name: norms for name, norms in read.items() if norms})
+def branch_charts(contents: Mapping[str, RunContents]) -> list[Chart]:
+    """Draw thesis figure 3.6: norms of residual branches by layer and epoch, for runs trained with `--pictures`."""
+    stored = {name: each.attempt(partial(read_branch_norms, each.folder)) for name, each in contents.items()}
+    return branch_epoch_charts({name: norms for name, norms in stored.items() if norms})

@@ -1,10 +1,11 @@
-"""What pruning or rounding a network's matrices costs: accuracy against zeros and bits; and the network that is left.
+"""`prune`: the accuracy of a network with pruned or quantized matrices, and such a network as a run.
 
-The network is not trained again. `report/pictures/matrices.py` defines its matrices A, B and C.
+The network is not retrained. `report/pictures/matrices.py` defines its matrices A, B and C.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BITS = (8, 6, 5, 4, 3, 2)
-WHOLE_BITS = 32  # of the weights as they are
+FULL_BITS = 32  # of the trained weights
 
 
 @dataclass(frozen=True)
 class MatrixZeros:
-    """How much of one matrix is exactly zero."""
+    """The number of zeros in one matrix."""
 
     layer: int
     letter: str
@@ -45,34 +46,34 @@ class MatrixZeros:
 
     @property
     def share(self) -> float:
-        """In percent."""
+        """Zeros in percent."""
         return 100 * self.zeros / self.weights
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """The network with some matrices pruned, rounded, or both."""
+    """The network with some matrices pruned, quantized, or both."""
 
     letters: str
-    share: float | None  # asked for, of each of these matrices; None: not pruned
-    bits: int | None  # None: not rounded
+    share: float | None  # of each of these matrices that is set to zero; None: not pruned
+    bits: int | None  # None: not quantized
     matrices: tuple[MatrixZeros, ...]
-    values: Mapping[str, float] = field(default_factory=dict)  # what it scores; empty where it was not evaluated
+    values: Mapping[str, float] = field(default_factory=dict)  # measures; empty if it was not evaluated
 
     @property
     def zeros(self) -> float:
-        """Of all weights of these matrices, in percent."""
+        """Zeros among all weights of these matrices, in percent."""
         return 100 * sum(each.zeros for each in self.matrices) / sum(each.weights for each in self.matrices)
 
     def zeros_of(self, letter: str) -> tuple[float, float] | None:
-        """Least and most of a matrix of this letter, in percent."""
+        """Return the smallest and largest share of zeros of a matrix of this letter, in percent."""
         shares = [each.share for each in self.matrices if each.letter == letter]
         return (min(shares), max(shares)) if shares else None
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Points of both curves; `out` is the run that was saved, where one was."""
+    """The results of `prune`; `out` is the run that was saved, if any."""
 
     run: str
     data: str | None
@@ -83,42 +84,44 @@ class Pruning:
 
     @property
     def groups(self) -> list[str]:
-        """The letters that were changed together."""
+        """Letters of the matrices that were changed together."""
         return list(dict.fromkeys(point.letters for point in self.points))
 
     def table(self, kind: str) -> tuple[list[str], list[list[str]]]:
-        """Top-1 by 'share' or 'bits', a column per group of matrices; for bits also the zeros that rounding makes."""
+        """Return columns and rows of top-1 by 'share' or 'bits', one column per group; for bits, the zeros too."""
         chosen = [point for point in self.points if getattr(point, kind) is not None]
         steps = list(dict.fromkeys(getattr(point, kind) for point in chosen))
         cells = {(getattr(point, kind), point.letters): point for point in chosen}
         groups = [group for group in self.groups if any(point.letters == group for point in chosen)]
-        columns = ["#zeros, %" if kind == "share" else "#bits", *(f"#top-1, {_told(group)}" for group in groups)]
+        columns = [
+            "#zeros, %" if kind == "share" else "#bits",
+            *(f"#top-1, {_letters_text(group)}" for group in groups),
+        ]
         zeros = [group for group in groups if len(group) == 1] if kind == "bits" else []
         columns += [f"#zeros in {group}, %" for group in zeros]
-        whole = f"{self.whole.values.get('top1', 0):.2f}"
-        of_whole = {letter: self.whole.zeros_of(letter) for letter in zeros}
-        first = ["0" if kind == "share" else str(WHOLE_BITS), *[whole] * len(groups)]
-        rows = [first + [_range(of_whole[letter]) for letter in zeros]]
+        unchanged = f"{self.whole.values.get('top1', 0):.2f}"
+        first = ["0" if kind == "share" else str(FULL_BITS), *[unchanged] * len(groups)]
+        rows = [first + [_range_text(self.whole.zeros_of(letter)) for letter in zeros]]
         for step in steps:
             label = f"{100 * step:g}" if kind == "share" else str(step)
             scores = [f"{cells[step, group].values['top1']:.2f}" for group in groups]
-            rows.append([label, *scores, *(_range(cells[step, letter].zeros_of(letter)) for letter in zeros)])
+            rows.append([label, *scores, *(_range_text(cells[step, letter].zeros_of(letter)) for letter in zeros)])
         return columns, rows
 
     def chart(self, kind: str) -> "Markup":
-        """The same as lines."""
+        """Draw top-1 by 'share' or 'bits' as lines."""
         start = 0.0 if kind == "share" else float(max((p.bits or 0 for p in self.points), default=8))
         lines = []
         for number, group in enumerate(self.groups):
             points = [p for p in self.points if p.letters == group and getattr(p, kind) is not None]
             xs = [(100 * (p.share or 0) if kind == "share" else float(p.bits or 0), p.values["top1"]) for p in points]
             first = [(start, self.whole.values["top1"])] if kind == "share" else []
-            lines.append(Series(_told(group), sorted([*first, *xs]), number))
+            lines.append(Series(_letters_text(group), sorted([*first, *xs]), number))
         label = "% of each matrix set to zero" if kind == "share" else "bits per weight"
         return line_chart(lines, x_label=label)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "run": self.run,
             "data": self.data,
@@ -151,78 +154,82 @@ def prune(
     device: str = "auto",
     reading: Reading = AS_IT_IS,
 ) -> Pruning:
-    """Accuracy of a run with its matrices A, B and C pruned and rounded, alone and together; nothing is trained.
+    """Evaluate a run with its matrices A, B and C pruned and quantized, separately and together; nothing is trained.
 
-    run       folder of a run that names classes, or published weights
-    data      images with its classes; only where the network is saved may they be left out
-    shares    of each matrix that are set to zero, the smallest weights first: 0.5, 0.9 …
-    bits      that each weight is rounded to: 8, 4, 2 …
+    run       run folder with a classifier, or published weights
+    data      images with its classes; optional if the network is saved
+    shares    shares of each matrix that are set to zero, smallest weights first: 0.5, 0.9 …
+    bits      numbers of bits that each weight is rounded to: 8, 4, 2 …
     matrices  letters: A mixes patches, B and C are the layers of the channel MLP
-    out       save the network with the one share, the one number of bits, or both, as a run; prune first, then round
-    split     train, val, test or all; by default val, or what the run held out
-    batch     images at once
+    out       save the network as a run, with one share, one number of bits, or both (pruned first, then quantized)
+    split     train, val, test or all (default: val, else the images the run held out)
+    batch     images per batch
     workers   processes that read images
-    device    'cpu', 'cuda' …; 'auto' takes a GPU if there is one
-    reading   how the data are read, where not as in training
+    device    'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    reading   how to read the data (default: as in training)
     """
     letters = "".join(dict.fromkeys(matrices))
     if not letters or set(letters) - set(LETTERS):
         raise UsageError(f"--matrices is {matrices!r}, expected some of A, B and C, such as A or ABC")
     saved = _saved_point(shares, bits) if out is not None else None
-    asked = [] if saved else _points(shares, bits)
-    for share, depth in [saved] if saved else asked:
+    requested = [saved] if saved else _points(shares, bits)
+    for share, depth in requested:
         _check_point(share, depth)
     folder = run_folder(run)
     if data is None and not saved:
-        raise UsageError("Give the data to measure accuracy on, or --out to save the network")
+        raise UsageError("pass the data to measure accuracy on, or --out to save the network")
     classifier = load(folder, device=device)
     classifier.check_decides()
-    found = matrices_of(classifier.model, letters)
-    kept = {matrix.name: matrix.weight.detach().clone() for matrix in found}
-    shown = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
-    pictures = shown.open(data, classifier) if data is not None else None
-    whole, _ = _judged(classifier, found, pictures, shown, None, None)
+    every = matrices_of(classifier.model, letters)
+    settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
+    images = settings.open(data, classifier) if data is not None else None
+    notes = tuple(images.notes) if images else ()
+    evaluated = partial(_evaluated, classifier, images=images, settings=settings)
+    whole, _ = evaluated(every, None, None)
     if saved:
-        _alter(found, *saved)
-        point, evaluation = _judged(classifier, found, pictures, shown, *saved)
+        _change(every, *saved)
+        point, evaluation = evaluated(every, *saved)
         _save(classifier, folder, Path(str(out)), point, evaluation)
-        notes = tuple(pictures.notes) if pictures else ()
         return Pruning(run, data, whole, [point], notes, Path(str(out)))
+    trained = {matrix.name: matrix.weight.detach().clone() for matrix in every}
     points = []
     for group in [*letters, letters] if len(letters) > 1 else [letters]:
-        chosen = [matrix for matrix in found if matrix.letter in group]
-        for share, depth in asked:
-            _alter(chosen, share, depth)
-            points.append(_judged(classifier, chosen, pictures, shown, share, depth)[0])
-            _restore(chosen, kept)
-    return Pruning(run, data, whole, points, tuple(pictures.notes) if pictures else ())
+        chosen = [matrix for matrix in every if matrix.letter in group]
+        for share, depth in requested:
+            _change(chosen, share, depth)
+            points.append(evaluated(chosen, share, depth)[0])
+            _restore(chosen, trained)
+    return Pruning(run, data, whole, points, notes)
 
 
-def write_pruning_page(found: Pruning, path: Path) -> None:
-    """The curves and tables as one HTML file."""
+def write_pruning_page(pruning: Pruning, path: Path) -> None:
+    """Write the curves and tables as one HTML file."""
     kinds = {
         "share": ("Pruned", "The smallest weights of each matrix are set to zero; the others stay as trained."),
-        "bits": ("Rounded", "Each weight is rounded to n bits: 2ⁿ equal steps up to the largest weight of its matrix."),
+        "bits": (
+            "Quantized",
+            "Each weight is rounded to n bits: 2ⁿ equal steps up to the largest weight of its matrix.",
+        ),
     }
     sections = []
-    for kind, (title, told) in kinds.items():
-        if any(getattr(point, kind) is not None for point in found.points):
-            columns, rows = found.table(kind)
-            named = [column.removeprefix("#").removeprefix("top-1, ") for column in columns]
-            sections.append((title, told, found.chart(kind), named, rows))
+    for kind, (title, text) in kinds.items():
+        if any(getattr(point, kind) is not None for point in pruning.points):
+            columns, rows = pruning.table(kind)
+            names = [column.removeprefix("#").removeprefix("top-1, ") for column in columns]
+            sections.append((title, text, pruning.chart(kind), names, rows))
     write_page(
         path,
         "prune.html.j2",
-        title=f"{Path(found.run).name}: fewer weights, fewer bits",
+        title=f"{Path(pruning.run).name}: fewer weights, fewer bits",
         sections=sections,
-        facts=[("data", found.data or "–"), ("top-1 as trained", f"{found.whole.values['top1']:.2f} %")],
-        matrices=[(each.layer, each.letter, each.name, each.weights) for each in found.whole.matrices],
-        notes=found.notes,
+        facts=[("data", pruning.data or "–"), ("top-1 as trained", f"{pruning.whole.values['top1']:.2f} %")],
+        matrices=[(each.layer, each.letter, each.name, each.weights) for each in pruning.whole.matrices],
+        notes=pruning.notes,
     )
 
 
 def _points(shares: Sequence[float] | None, bits: Sequence[int] | None) -> list[tuple[float | None, int | None]]:
-    """Each share, then each number of bits; the usual of both where neither was asked for."""
+    """Return the requested points: each share, then each number of bits; the defaults of both if neither is passed."""
     if shares is None and bits is None:
         shares, bits = SHARES, BITS
     return [*((share, None) for share in shares or ()), *((None, depth) for depth in bits or ())]
@@ -231,8 +238,8 @@ def _points(shares: Sequence[float] | None, bits: Sequence[int] | None) -> list[
 def _saved_point(shares: Sequence[float] | None, bits: Sequence[int] | None) -> tuple[float | None, int | None]:
     many = [values for values in (shares or (), bits or ()) if len(values) > 1]
     if many or not (shares or bits):
-        given = ", ".join(map(str, many[0])) if many else "nothing"
-        raise UsageError(f"--out saves one network; give one of --shares, one of --bits, or one of both, given {given}")
+        values = ", ".join(map(str, many[0])) if many else "nothing"
+        raise UsageError(f"--out saves one network; pass one value of --shares, of --bits, or of both, got {values}")
     return (shares[0] if shares else None), (bits[0] if bits else None)
 
 
@@ -243,7 +250,7 @@ def _check_point(share: float | None, bits: int | None) -> None:
         raise UsageError(f"--bits has {bits}, expected whole numbers from 2 to 16, such as 8,4,2")
 
 
-def _alter(matrices: Sequence[Matrix], share: float | None, bits: int | None) -> None:
+def _change(matrices: Sequence[Matrix], share: float | None, bits: int | None) -> None:
     for matrix in matrices:
         if share is not None:
             prune_(matrix.weight, share)
@@ -251,48 +258,50 @@ def _alter(matrices: Sequence[Matrix], share: float | None, bits: int | None) ->
             quantize_(matrix.weight, bits)
 
 
-def _restore(matrices: Sequence[Matrix], kept: Mapping[str, Tensor]) -> None:
+def _restore(matrices: Sequence[Matrix], trained: Mapping[str, Tensor]) -> None:
     for matrix in matrices:
-        matrix.weight.data.copy_(kept[matrix.name])
+        matrix.weight.data.copy_(trained[matrix.name])
 
 
-def _judged(
+def _evaluated(
     classifier: Classifier,
     matrices: Sequence[Matrix],
-    pictures: LabeledImages | None,
-    shown: EvaluationSettings,
     share: float | None,
     bits: int | None,
+    *,
+    images: LabeledImages | None,
+    settings: EvaluationSettings,
 ) -> tuple[Pruned, Evaluation | None]:
     zeros = tuple(MatrixZeros(m.layer, m.letter, m.name, m.weight.numel(), m.zeros) for m in matrices)
     letters = "".join(dict.fromkeys(sorted(matrix.letter for matrix in matrices)))
     point = Pruned(letters, share, bits, zeros)
-    if pictures is None:
+    if images is None:
         return point, None
-    evaluation = evaluate_on(classifier, pictures, shown)
+    evaluation = evaluate_on(classifier, images, settings)
     return replace(point, values=evaluation.values()), evaluation
 
 
 def _save(classifier: Classifier, folder: Path, out: Path, point: Pruned, evaluation: Evaluation | None) -> None:
-    """As a run; with its decisions where they are about the very images that the whole run decided about."""
-    done = [f"{100 * point.share:g} % of each matrix set to zero"] if point.share is not None else []
-    done += [f"rounded to {point.bits} bits"] if point.bits is not None else []
-    note = f"{folder.name}, matrices {_told(point.letters)}: {', then '.join(done)} ({point.zeros:.2f} % are zero)"
-    decided = None
-    if evaluation is not None and (folder / PREDICTIONS).is_file():
-        decided = Predictions(evaluation.report, evaluation.fingerprint)
-        decided = decided if load_predictions(folder).fingerprint == decided.fingerprint else None
-    write_modified_run(folder, out, classifier.save_pretrained, note, decided)
+    """Save the network as a run, with its predictions if they are on the images of the run's stored predictions."""
+    steps = [f"{100 * point.share:g} % of each matrix set to zero"] if point.share is not None else []
+    steps += [f"rounded to {point.bits} bits"] if point.bits is not None else []
+    letters = _letters_text(point.letters)
+    note = f"{folder.name}, matrices {letters}: {', then '.join(steps)} ({point.zeros:.2f} % are zero)"
+    predictions = None
+    stored = load_predictions(folder) if evaluation is not None and (folder / PREDICTIONS).is_file() else None
+    if evaluation is not None and stored is not None and stored.fingerprint == evaluation.fingerprint:
+        predictions = Predictions(evaluation.report, evaluation.fingerprint)
+    write_modified_run(folder, out, classifier.save_pretrained, note, predictions)
 
 
-def _told(letters: str) -> str:
+def _letters_text(letters: str) -> str:
     return letters if len(letters) == 1 else f"{', '.join(letters[:-1])} and {letters[-1]}"
 
 
-def _range(found: tuple[float, float] | None) -> str:
-    if found is None:
+def _range_text(shares: tuple[float, float] | None) -> str:
+    if shares is None:
         return "–"
-    low, high = found
+    low, high = shares
     return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} … {high:.1f}"
 
 

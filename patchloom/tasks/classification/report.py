@@ -25,7 +25,7 @@ class ClassificationReporting(Reporting):
             yield f"warning: {note}"
 
     def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:

@@ -1,4 +1,4 @@
-"""Several runs on the same images: the numbers of each, and what they say together."""
+"""`evaluate`: one or several runs on the same images, and comparisons between them."""
 
 import os
 import shlex
@@ -34,82 +34,82 @@ from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
-Runs: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]]  # folders; one may stand alone
+Runs: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]]  # run folders, or a single one
 GROUNDTRUTH = "groundtruth"
-# Of a set, or of chance in it, rather than of a run.
+# Values of the dataset, or of its sampling error, rather than of a run.
 _NOT_SPREAD = ("images", "top1_low", "top1_high")
 
 
 @dataclass(frozen=True)
 class RunEvaluations:
-    """Several runs on the same images: numbers of each, and what they say together."""
+    """Evaluations of runs on the same images, and comparisons between the runs."""
 
     folders: dict[str, Path]
-    evaluations: dict[str, Evaluation]  # in the order given, under the same names
+    evaluations: dict[str, Evaluation]  # same names and order
 
     def __repr__(self) -> str:
         runs = "; ".join(f"{printable(name)} {numbers_line(values, 1)}" for name, values in self.values().items())
         return f"RunEvaluations({len(next(iter(self.evaluations.values())).report.index):,} images: {runs})"
 
     def _repr_html_(self) -> str:
-        told = {name: number_texts(values) for name, values in self.values().items()}
-        columns = list(dict.fromkeys(column for values in told.values() for column in values))
-        rows = [[printable(name), *(values.get(column, "–") for column in columns)] for name, values in told.items()]
-        notes = [f"{name}: {note}" for name, of in self.evaluations.items() for note in of.notes]
+        texts = {name: number_texts(values) for name, values in self.values().items()}
+        columns = list(dict.fromkeys(column for values in texts.values() for column in values))
+        rows = [[printable(name), *(values.get(column, "–") for column in columns)] for name, values in texts.items()]
+        notes = [f"{name}: {note}" for name, result in self.evaluations.items() for note in result.notes]
         pairs = self.comparisons() if len(self.evaluations) > 1 else []
         return html_card("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
 
     def values(self) -> dict[str, dict[str, float]]:
-        """Run → its numbers."""
+        """Return run → measure → value."""
         return {name: evaluation.values() for name, evaluation in self.evaluations.items()}
 
     def comparisons(self) -> list[Comparison]:
-        """All pairs, with the significance of their difference."""
+        """Return the difference of every pair of runs with its significance."""
         return compare({name: evaluation.report for name, evaluation in self.evaluations.items()})
 
     def disagreement(self) -> DisagreementTable:
-        """How often any two of them, their heads and the labels decide differently (thesis table 3.4)."""
+        """Return how often runs, their heads and the labels disagree, pair by pair (thesis table 3.4)."""
         first = next(iter(self.evaluations.values()))
         decisions: dict[str, Any] = {GROUNDTRUTH: first.report.labels}
         for name, evaluation in self.evaluations.items():
             decisions[name] = evaluation.report.predictions
-            # Both heads together are what the run itself decides by.
+            # The run itself predicts with both heads together.
             heads = {head: chosen for head, chosen in evaluation.heads.items() if "+" not in head}
             decisions |= {f"{name}: {head}": chosen for head, chosen in heads.items()}
         return disagreement(decisions)
 
     def spreads(self) -> list[SeedSpread]:
-        """Mean, deviation, least and most of each number (thesis figure 6.7)."""
+        """Return mean, deviation, minimum and maximum of each measure over the runs (thesis figure 6.7)."""
         return [spread for spread in spreads(self.values()) if spread.name not in _NOT_SPREAD]
 
     def spreads_at_end(self) -> list[SeedSpread]:
-        """The same of what the runs' last evaluation said on their val split, rather than of their best weights."""
-        found = spreads({name: final_values(folder) for name, folder in self.folders.items()})
-        return [spread for spread in found if spread.name not in _NOT_SPREAD]
+        """Return the same statistics of the last evaluation in training, rather than of the best weights."""
+        at_end = spreads({name: final_values(folder) for name, folder in self.folders.items()})
+        return [spread for spread in at_end if spread.name not in _NOT_SPREAD]
 
     def spread_by_epoch(self) -> dict[int, SeedSpread]:
-        """Top-1 while the runs were trained, from their records (thesis figure 6.9)."""
+        """Return statistics of top-1 per epoch of training, from the records of the runs (thesis figure 6.9)."""
         return spread_by_epoch(list(self.folders.values()))
 
     def early_and_last(self) -> list[EarlyEpochs]:
-        """Top-1 early in the training beside that at its end (thesis figure 6.10)."""
+        """Return top-1 at early epochs together with the final top-1 (thesis figure 6.10)."""
         return early_and_last(list(self.folders.values()))
 
     def cloud(self) -> SeedCloud:
-        """Top-1 on the val split each run was trained with, and here; runs that kept no decisions are left out."""
-        kept = {name: folder for name, folder in self.folders.items() if (folder / FILE).is_file()}
-        own = {name: load_predictions(folder).report.top(1) for name, folder in kept.items()}
+        """Return top-1 on the val split of each run's training and on these images; skip runs without predictions."""
+        stored = {name: folder for name, folder in self.folders.items() if (folder / FILE).is_file()}
+        own = {name: load_predictions(folder).report.top(1) for name, folder in stored.items()}
         return cloud(own, {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()})
 
     def tradeoffs(self, *, device: str = "auto", **measuring: Any) -> list[Tradeoff]:
-        """Accuracy beside throughput, multiply-adds, parameters and memory, measured here and now."""
+        """Return accuracy with throughput, multiply-adds, parameters and memory, measured on this machine."""
         classifiers = {name: load(folder, device=device) for name, folder in self.folders.items()}
         top1 = {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()}
-        where = next(iter(classifiers.values())).device
-        return tradeoffs({name: c.model for name, c in classifiers.items()}, top1, device=where, **measuring)
+        on_device = next(iter(classifiers.values())).device
+        return tradeoffs({name: c.model for name, c in classifiers.items()}, top1, device=on_device, **measuring)
 
     def not_only_seeds(self) -> list[str]:
-        """Recipe fields other than the seed in which the runs differ."""
+        """Return the recipe fields, except the seed, in which the runs differ."""
         recipes = [recipe for folder in self.folders.values() if (recipe := read_run_files(folder).recipe)]
         changed = [key for other in recipes[1:] for key in difference(recipes[0], other) if key != "seed"]
         return list(dict.fromkeys(changed))
@@ -134,40 +134,42 @@ def evaluate(
     level: str | None = None,
     progress: Progress | None = None,
 ) -> RunEvaluations:
-    """One run or several on the same data; without `data`, on what each decided about its val split in its training.
+    """Evaluate one or several runs on the same data; without `data`, use the val predictions stored by training.
 
-    device      'cpu', 'cuda' …; 'auto' takes a GPU if there is one
-    heads       ask distilled networks what each of their heads decides
-    split       train, val, test or all; by default val, or what the run held out, or else all
-    size        in pixels, where not the models' own
-    crop_ratio  share of the short side that is kept, where not the models' own
-    real        path of ImageNet-ReaL's labels
+    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    heads       evaluate each head of distilled networks too
+    split       train, val, test or all (default: val, else the images the run held out, else all)
+    size        image size in pixels (default: the models')
+    crop_ratio  share of the short side that is cropped (default: the models')
+    real        path of the ImageNet-ReaL labels
     v2          folder names are class numbers, as in ImageNet-V2
-    batch       pictures at once
-    workers     processes that read pictures
-    strict      classes that a model does not know are an error instead of a note
-    reading     how the data are read (`patchloom.Reading`: labels file, taxonomy …), where not as in training
-    level       of the labels compared with, where not that of the models' classes
-    progress    called with the pictures done and their number
+    batch       images per batch
+    workers     processes that read images
+    strict      raise an error for classes that a model does not know, instead of adding a note
+    reading     how to read the data (`patchloom.Reading`; default: as in training)
+    level       label level to compare with (default: that of the models' classes)
+    progress    called with the number of images done and their total
     """
     settings = EvaluationSettings.of(locals())
-    folders = named(runs)
+    folders = runs_by_name(runs)
     if data is None:
         if exported := [folder for folder in folders.values() if is_artifact(folder)]:
-            place = shlex.quote(str(exported[0]))
-            raise UsageError(f"{place} is an artifact and keeps no val predictions: patchloom evaluate {place} DATA")
-        if strange := [folder for folder in folders.values() if not is_run(str(folder))]:
-            raise UsageError(f"{strange[0]} is not the folder of a run: it has no config.json")
-        kept = {name: _kept(folder) for name, folder in folders.items()}
-        found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
+            path = shlex.quote(str(exported[0]))
+            raise UsageError(
+                f"{path} is an artifact without val predictions; pass data: patchloom evaluate {path} DATA"
+            )
+        if others := [folder for folder in folders.values() if not is_run(str(folder))]:
+            raise UsageError(f"{others[0]} is not a run folder: it has no config.json")
+        stored = {name: _stored_predictions(folder) for name, folder in folders.items()}
+        evaluations = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in stored.items()}
     else:
         opened = EvaluationData(data, settings, [folder for folder in folders.values() if not is_artifact(folder)])
-        found = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}
-    _check_same(found)
-    return RunEvaluations(folders, found)
+        evaluations = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}
+    _check_comparable(evaluations)
+    return RunEvaluations(folders, evaluations)
 
 
-evaluate_runs = evaluate  # the name it had when it took several runs only
+evaluate_runs = evaluate  # earlier name, from when it took several runs only
 
 
 def _in_words(pair: Comparison) -> str:
@@ -176,11 +178,11 @@ def _in_words(pair: Comparison) -> str:
     return f"{printable(pair.first)} against {printable(pair.second)}: {points}, p = {pair.p_value:.2g}: {verdict}"
 
 
-def _kept(folder: Path) -> Predictions:
+def _stored_predictions(folder: Path) -> Predictions:
     files = read_run_files(folder)
     if not files.decides:
         raise UsageError(
-            f"{folder} names no classes, so it kept no decisions. Measure its features: "
+            f"{folder} has no classifier, so it has no predictions. Measure its features: "
             f"patchloom evaluate {shlex.quote(str(folder))} DATA --knn"
         )
     return load_predictions(folder, len(files.labels))
@@ -194,29 +196,29 @@ def _evaluate_run(
     return evaluate_on(classifier, data.open(classifier), settings, heads=heads)
 
 
-def named(runs: Runs) -> dict[str, Path]:
-    """Runs by the name of their folder, or by their path where two folders have the same name; fetched where named."""
+def runs_by_name(runs: Runs) -> dict[str, Path]:
+    """Return name → run folder; the name is the path if two folders share a name. Named weights are downloaded."""
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
-        raise UsageError(f"Give one or more runs, each once; given {', '.join(map(str, paths)) or 'none'}")
+        raise UsageError(f"expected one or more different runs, got {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)
     return {path.name if unique else str(path): find_run(path) or path for path in paths}
 
 
-def _check_same(found: dict[str, Evaluation]) -> None:
-    """An error where runs know other classes, or decided about other images, than the first."""
-    (name, first), *others = found.items()
+def _check_comparable(evaluations: dict[str, Evaluation]) -> None:
+    """Raise UsageError if a run has other classes or other images than the first."""
+    (name, first), *others = evaluations.items()
     for other, evaluation in others:
         if set(evaluation.report.classes) != set(first.report.classes):
             only = sorted(set(evaluation.report.classes) ^ set(first.report.classes))[:3]
             raise UsageError(
-                f"{other} tells {len(evaluation.report.classes)} classes apart, {name} "
-                f"{len(first.report.classes)}; only one of them knows {', '.join(only)}. Evaluate them one by one."
+                f"{other} has {len(evaluation.report.classes)} classes and {name} has {len(first.report.classes)}; "
+                f"only one of them has {', '.join(only)}. Evaluate them one by one."
             )
         if evaluation.report.classes != first.report.classes:
-            raise UsageError(f"{other} and {name} number the same classes differently. Evaluate them one by one.")
+            raise UsageError(f"{other} and {name} have the same classes in different orders. Evaluate them one by one.")
         if evaluation.fingerprint != first.fingerprint:
             raise UsageError(
-                f"{other} and {name} kept decisions about different images. "
+                f"{other} and {name} have predictions for different images. "
                 "Evaluate both on the same data: patchloom evaluate RUN… DATA"
             )

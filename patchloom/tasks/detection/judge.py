@@ -33,6 +33,10 @@ class DetectionJudge(Judge):
         self._truths: dict[int, TrueObjects] = {}
 
     @property
+    def is_complete(self) -> bool:
+        return self._processes.world == 1
+
+    @property
     def broken(self) -> dict[int, str]:
         """Pictures that could not be read and do not count, and why."""
         return {row: why for loader in self._loaders.values() for row, why in loader.broken.items()}

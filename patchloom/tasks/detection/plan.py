@@ -15,7 +15,7 @@ from patchloom.recipes.parts import DetectPart, fields_of
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.detection.data import telling
 from patchloom.tasks.images.networks import make_backbone
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, Resolved, resolve_fields
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve_fields
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom_runtime.errors import DataError
 
@@ -75,13 +75,12 @@ class DetectionPlanner(ImagePlanner):
         del settings
         return False
 
-    def resolve(
-        self, splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None
-    ) -> Resolved:
-        object_classes(splits, settings.level)
-        recipe, choices, start = resolve_fields(splits, settings, device, epochs, automatic)
+    def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
+        splits, level = opened.splits, opened.settings.level
+        object_classes(splits, level)
+        recipe, choices, start = resolve_fields(opened, epochs, automatic)
         with torch.device("meta"):
-            network = detector_of(recipe, splits, settings.level)
+            network = detector_of(recipe, splits, level)
             of_backbone = cost(network.backbone)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         total = Cost(parameters, of_backbone.multiply_adds, of_backbone.elementwise)

@@ -28,7 +28,7 @@ class DetectionReporting(Reporting):
         yield f"           {interval_words(report.report)}"
 
     def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         return f"patchloom predict {folder} IMAGE… --out FOLDER", f"patchloom evaluate {folder} {data}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:

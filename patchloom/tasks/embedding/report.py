@@ -19,7 +19,7 @@ class EmbeddingReporting(Reporting):
         return f"top-1 of the {neighbors} nearest {metrics[name]:.2f} %"
 
     def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         if plan.settings.level:
             return f"patchloom evaluate {folder} {data} --levels", f"patchloom look {folder} --ranked"
         if len(plan.splits.classes):

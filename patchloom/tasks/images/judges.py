@@ -37,6 +37,10 @@ class ImageJudge(Judge):
         self._together = False
 
     @property
+    def is_complete(self) -> bool:
+        return self._processes.world == 1
+
+    @property
     def broken(self) -> dict[tuple[str, int], str]:
         """Split and row of the pictures that could not be read and do not count, and why."""
         return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}

@@ -1,8 +1,9 @@
-"""A run on pictures that could start now: the pictures, looked through, and the recipe for them."""
+"""The plan of a run on images: the images, scanned for faults, and the recipe for them."""
 
 import os
 import shlex
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,19 +30,18 @@ from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
 from patchloom.runs.locate import find_run
-from patchloom.runs.provenance import LEFT_OUT, provenance_of
+from patchloom.runs.provenance import LEFT_OUT, Provenance, provenance_of
 from patchloom.tasks.images.init_weights import InitWeights, find_init_weights
 from patchloom.tasks.images.networks import make_network, teacher_names
 from patchloom.tasks.plan import (
     OpenedSettings,
     Plan,
-    TrainingSettings,
     check_numbers,
     method_of_settings,
     placed,
     same_run,
     seconds_of,
-    val_share_of_settings,
+    train_share_of_settings,
 )
 from patchloom.tasks.provenance import (
     changes_since,
@@ -50,15 +50,14 @@ from patchloom.tasks.provenance import (
     refuse_other_start,
     starting_record,
 )
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.tasks.task import Task
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural
 
-# Pictures of which the median size is taken: enough to know it, few enough to open at once.
-SIZED_PICTURES = 64
-# One picture of a smaller val split is more than two points of accuracy.
-ENOUGH_TO_CHOOSE_BY = 50
+MEDIAN_IMAGES = 64  # images that are decoded for the median size
+ENOUGH_VAL_IMAGES = 50  # of fewer, one image is more than two points of accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +66,7 @@ class ImagePlan(Plan):
 
     splits: Splits
     cost: Cost
+    opened: "OpenedImages"  # what the recipe was chosen by
     unreadable: tuple[Unreadable, ...] = ()
     start: InitWeights | None = None  # the run that --init names
     clustered: ImageSet | None = None  # the training images with clusters as labels, if those are learned
@@ -101,8 +101,10 @@ class ImagePlan(Plan):
 
     def data_lines(self, *, dry_run: bool) -> list[str]:
         r, s = self.recipe, self.splits
-        tested = f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data)} --split test"
-        listed = f"all: {_look(self.settings)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
+        tested = (
+            f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data_text)} --split test"
+        )
+        listed = f"all: {_check_command(self.settings)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         return [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate"
             + self._targets_text(),
@@ -133,12 +135,38 @@ class ImagePlan(Plan):
 
 
 @dataclass(frozen=True)
+class OpenedImages:
+    """The splits that a recipe is chosen for; the facts about them are computed once."""
+
+    splits: Splits
+    settings: TrainingSettings
+    device: str
+
+    @cached_property
+    def median_side(self) -> int:
+        """The median of the shorter sides of some images, in pixels."""
+        return median_side(self.splits.train)
+
+    def facts(self) -> Facts:
+        """Return what automatic choices are based on."""
+        kind: Literal["cpu", "cuda"] = "cuda" if self.device.startswith("cuda") else "cpu"
+        return Facts(len(self.splits.train), self.median_side, kind, self.settings.init is not None)
+
+    def changed(self, **changes: Any) -> "OpenedImages":
+        """Return a copy with other fields that keeps the median size."""
+        copy = replace(self, **changes)
+        if "median_side" in vars(self):
+            vars(copy)["median_side"] = self.median_side
+        return copy
+
+
+@dataclass(frozen=True)
 class Resolved:
     """The recipe for some data, the choices made for it, the cost of its network, and the run it starts from."""
 
     recipe: Recipe
     choices: list[Choice]
-    notes: tuple[str, ...]  # of the network
+    notes: tuple[str, ...]  # on the network
     cost: Cost
     start: InitWeights | None
 
@@ -162,74 +190,57 @@ class ImagePlanner:
         """Return splits whose samples include what the task reads besides images and labels."""
         return splits
 
-    def fault_notes(self, scanned: Survey, settings: TrainingSettings) -> tuple[str, ...]:
+    def fault_notes(self, scan: Survey, settings: TrainingSettings) -> tuple[str, ...]:
         """Return notes on faulty targets."""
-        del scanned, settings
+        del scan, settings
         return ()
 
     def needs_labels(self, settings: TrainingSettings) -> bool:
         """Return whether every image must have a label."""
-        return learns_from_labels(settings)
+        method = method_of_settings(settings)
+        return method is None or method_of(method).learns_from == "labels"
 
-    def resolve(
-        self, splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None
-    ) -> Resolved:
-        """Return the recipe for these splits and the cost of its network; `epochs` replaces the recipe's."""
-        return resolve(splits, settings, device, epochs)
+    def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
+        """Return the recipe for these images and the cost of its network; `epochs` replaces the recipe's."""
+        return resolve(opened, epochs)
 
 
 def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) -> ImagePlan:
     """Plan a run on images. Errors in options, recipe and data are raised here, before any work."""
     check_numbers(settings)
-    source = planner.source(_found(settings), settings)
+    source = planner.source(_find_source(settings), settings)
     labeled = planner.needs_labels(settings)
     if labeled and len(source.train) and np.all(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     level = settings.level if planner.levels_are_of_labels else None
-    chosen: dict[str, Any] = {"strict": settings.strict, "level": level, "labeled": labeled}
-    # A wrong name or option is said at once, not after all pictures have been looked at.
-    share = val_share_of_settings(settings)
-    whole = planner.with_targets(make_splits(source, **chosen))
-    splits = share_of_train(whole, share)
-    settings = _with_whole_init(settings, splits, device)
-    resolved = planner.resolve(splits, settings, device)
-    seen = None if is_made_in_memory(source) else _surveyed(source, settings)
-    if seen:
-        source = _readable(seen, settings)
-        whole = planner.with_targets(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
-        splits = share_of_train(whole, share)
-    record = starting_record(provenance_of(whole, seen), settings.data, settings.init)
+    options: dict[str, Any] = {"strict": settings.strict, "level": level, "labeled": labeled}
+    share = train_share_of_settings(settings)
+    whole = planner.with_targets(make_splits(source, **options))
+    opened = _with_network_of_init(OpenedImages(share_of_train(whole, share), settings, device))
+    settings = opened.settings
+    resolved = planner.resolve(opened)  # before the scan, so that a wrong name or option is an error at once
+    scan = None if is_made_in_memory(source) else _scan(source, settings)
+    leaks = _leak_notes(scan, settings) if scan else []
+    copies = scan.copies() if scan and source.val is None else []
+    if scan and (scan.unreadable or copies or leaks):  # else the splits stay as they are
+        readable = scan.readable()
+        source = replace(readable, notes=(*readable.notes, *leaks))
+        whole = planner.with_targets(make_splits(source, copies=copies, **options))
+        opened = opened.changed(splits=share_of_train(whole, share))
+    record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
     record = replace(record, options=options_set(settings))
-    begins = resolved
-
-    def in_folder(folder: Path, why: str) -> tuple[Path, str, Recipe | None, float | None, Resolved]:
-        """The run as it would be in a folder; an OtherRunError where that holds another."""
-        resolved, time_s = begins, seconds_of(settings.time)
-        refuse_other_data(folder, record)
-        begun = read_recipe(folder) if folder.is_dir() else None
-        if time_s and begun:  # its epochs were planned when it began
-            why_epochs = f"auto: as the run in {folder} began; --epochs trains longer"
-            epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
-            resolved = planner.resolve(splits, settings, device, epochs)
-        if begun and begun.name == resolved.recipe.name:
-            recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
-            resolved = replace(resolved, recipe=recipe, choices=choices)
-        same_run(folder, resolved.recipe)
-        refuse_other_start(folder, record)
-        if settings.out is None:
-            refuse_fewer_options(folder, record)
-        return folder, why, begun, time_s, resolved
-
-    folder, why, begun, time_s, resolved = placed(settings, record.is_of, in_folder)
-    recipe, choices = resolved.recipe, resolved.choices
+    folder, why, begun, time_s, resolved = placed(
+        settings, record.is_of, lambda folder, why: _in_folder(planner, opened, resolved, record, folder, why)
+    )
+    splits = opened.splits
     notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
-    notes += planner.fault_notes(seen, settings) if seen else ()
-    unreadable = tuple(seen.unreadable) if seen else ()
+    notes += planner.fault_notes(scan, settings) if scan else ()
+    unreadable = tuple(scan.unreadable) if scan else ()
     plan = planner.plan_type(
         task=planner.task,
         settings=settings,
-        recipe=recipe,
-        choices=choices,
+        recipe=resolved.recipe,
+        choices=resolved.choices,
         folder=folder,
         why_folder=why,
         record=record,
@@ -238,34 +249,50 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         time_s=time_s,
         splits=replace(splits, notes=notes),
         cost=resolved.cost,
+        opened=opened,
         unreadable=unreadable,
         start=resolved.start,
     )
-    return replace(plan, advice=() if begun else _advice(planner, plan, device))
+    return replace(plan, advice=() if begun else _advice(planner, plan))
 
 
-def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
+def _in_folder(
+    planner: ImagePlanner, opened: OpenedImages, resolved: Resolved, record: Provenance, folder: Path, why: str
+) -> tuple[Path, str, Recipe | None, float | None, Resolved]:
+    """Return the run as it would be in a folder; raise OtherRunError if that holds another run."""
+    settings, time_s = opened.settings, seconds_of(opened.settings.time)
+    refuse_other_data(folder, record)
+    begun = read_recipe(folder) if folder.is_dir() else None
+    if time_s and begun:  # its epochs were planned when it began
+        why_epochs = f"auto: as the run in {folder} began; --epochs trains longer"
+        epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
+        resolved = planner.resolve(opened, epochs)
+    if begun and begun.name == resolved.recipe.name:
+        recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
+        resolved = replace(resolved, recipe=recipe, choices=choices)
+    same_run(folder, resolved.recipe)
+    refuse_other_start(folder, record)
+    if settings.out is None:
+        refuse_fewer_options(folder, record)
+    return folder, why, begun, time_s, resolved
+
+
+def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice) -> ImagePlan:
     """Return the plan with another number of epochs and what depends on it."""
-    resolved = planner.resolve(plan.splits, plan.settings, device, epochs)
+    resolved = planner.resolve(plan.opened, epochs)
     planned = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
-    return replace(planned, advice=_advice(planner, planned, device))
+    return replace(planned, advice=_advice(planner, planned))
 
 
 def _published_start(plan: ImagePlan) -> list[str]:
-    """That trained weights of the chosen network can be had, where nobody has said what to start from."""
+    """Return a line on published weights of the chosen network, if --init, --recipe and --model are not given."""
     name, settings = plan.recipe.model.name, plan.settings
-    there = published(name)
-    if settings.init or base_recipe(settings.recipe, settings.model) or not there:
+    weights = published(name)
+    if settings.init or base_recipe(settings.recipe, settings.model) or not weights:
         return []
-    first = there[0]
+    first = weights[0]
     cost = f"{first.size} to fetch, {human(CATALOG[name].multiply_adds)} multiply-adds at {first.image_size} px"
     return [f"init       random; --init {first.tag} fine-tunes {name} as published on {first.trained_on} ({cost})"]
-
-
-def learns_from_labels(settings: TrainingSettings) -> bool:
-    """Whether the method learns from labels; that of `auto` does."""
-    method = method_of_settings(settings)
-    return method is None or method_of(method).learns_from == "labels"
 
 
 def options_set(settings: TrainingSettings) -> tuple[str, ...]:
@@ -275,7 +302,7 @@ def options_set(settings: TrainingSettings) -> tuple[str, ...]:
 
 
 def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
-    """How pictures are shown to the network once it is trained."""
+    """Return the preprocessing of the trained network."""
     size = recipe.test.image_size
     shape = network.config.image_size if size is None else (size, size)
     return Preprocessing(
@@ -283,71 +310,59 @@ def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
     )
 
 
-# Opening --------------------------------------------------------------------------------------------------------------
+# The data -------------------------------------------------------------------------------------------------------------
 
 
-def _found(settings: TrainingSettings) -> Source:
+def _find_source(settings: TrainingSettings) -> Source:
     if isinstance(settings, OpenedSettings) and settings.source is not None:
         return settings.source
     try:
         return find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
-        if not holds_pairs(settings.data):
+        if not holds_pairs(settings.data_text):
             raise
-        told = f"{settings.data} holds sentence pairs, not images; learn to translate them with"
-        raise UsageError(f"{told} --recipe translation-small (see `patchloom recipes`)") from None
+        text = f"{settings.data_text} holds sentence pairs, not images; learn to translate them with"
+        raise UsageError(f"{text} --recipe translation-small (see `patchloom recipes`)") from None
 
 
-def _surveyed(source: Source, settings: TrainingSettings) -> Survey:
-    """Every picture is looked at once; with --strict one that cannot be read ends it."""
+def _scan(source: Source, settings: TrainingSettings) -> Survey:
+    """Look at every image once; raise DataError with --strict if one cannot be read."""
     with scan_bar(enabled=place_from(os.environ).rank == 0) as progress:
-        seen = survey(source, progress=progress)
-    if settings.strict and seen.unreadable:
+        scan = survey(source, progress=progress)
+    if settings.strict and scan.unreadable:
         raise DataError(
-            f"{name_unreadable(seen.unreadable)}; repair or remove them (all: {_look(settings)}), "
+            f"{name_unreadable(scan.unreadable)}; repair or remove them (all: {_check_command(settings)}), "
             "or leave them out by training without --strict"
         )
-    return seen
+    return scan
 
 
-def _readable(seen: Survey, settings: TrainingSettings) -> Source:
-    """The source without what cannot be read; notes on pictures that are in two splits."""
-    leaks = [
-        f"{later} has {count:,} of {first}'s pictures, so its score is too good; see {_look(settings)}"
-        for (first, later), count in seen.leaks().items()
+def _leak_notes(scan: Survey, settings: TrainingSettings) -> list[str]:
+    return [
+        f"{later} has {count:,} of {first}'s images, so its score is too good; see {_check_command(settings)}"
+        for (first, later), count in scan.leaks().items()
     ]
-    found = seen.readable()
-    return replace(found, notes=(*found.notes, *leaks))
 
 
-def _look(settings: TrainingSettings) -> str:
-    reading = replace(settings.reading, val=None)  # which changes no picture
-    return f"patchloom check {shlex.quote(settings.data)}{reading.options()}"
+def _check_command(settings: TrainingSettings) -> str:
+    reading = replace(settings.reading, val=None)  # does not concern single images
+    return f"patchloom check {shlex.join(settings.data)}{reading.options()}"
 
 
 def _too_few(splits: Splits) -> list[str]:
-    """A note where the best weights would be chosen by chance."""
+    """Return a note if val is so small that the best weights are chosen by chance."""
     count = int((splits.val.labels >= 0).sum())
-    if not 0 < count < ENOUGH_TO_CHOOSE_BY:
+    if not 0 < count < ENOUGH_VAL_IMAGES:
         return []
     return [
         f"val has only {plural(count, 'image')}, so one image is {100 / count:.1f} points of accuracy and the best "
-        f"weights are chosen partly by chance; give val {ENOUGH_TO_CHOOSE_BY} images or more"
+        f"weights are chosen partly by chance; give val {ENOUGH_VAL_IMAGES} images or more"
     ]
 
 
-# The recipe -----------------------------------------------------------------------------------------------------------
-
-
-def facts_of(splits: Splits, settings: TrainingSettings, device: str) -> Facts:
-    """What choices for a run are based on."""
-    kind: Literal["cpu", "cuda"] = "cuda" if device.startswith("cuda") else "cpu"
-    return Facts(len(splits.train), median_side(splits.train), kind, settings.init is not None)
-
-
 def median_side(dataset: ImageSet) -> int:
-    """The median of the shorter sides of some pictures that can be read, in pixels."""
-    step = max(1, len(dataset) // SIZED_PICTURES)
+    """Return the median of the shorter sides of some images that can be read, in pixels."""
+    step = max(1, len(dataset) // MEDIAN_IMAGES)
     sides, reason = [], ""
     for i in range(0, len(dataset), step):
         try:
@@ -355,74 +370,73 @@ def median_side(dataset: ImageSet) -> int:
         except DataError as error:
             reason = str(error)
     if not sides:
-        raise DataError(
-            f"none of {len(range(0, len(dataset), step))} pictures tried can be read; the last one: {reason}"
-        )
+        tried = len(range(0, len(dataset), step))
+        raise DataError(f"none of the {tried} images tried can be read; the last one: {reason}")
     return sorted(sides)[len(sides) // 2]
 
 
-def _advice(planner: ImagePlanner, plan: ImagePlan, device: str) -> tuple[str, ...]:
-    """What of a named recipe does not suit the data, where it was not fitted to them."""
+# The recipe -----------------------------------------------------------------------------------------------------------
+
+
+def _advice(planner: ImagePlanner, plan: ImagePlan) -> tuple[str, ...]:
+    """Return what of a named recipe does not suit the data, unless it was fitted to them."""
     settings = plan.settings
     if settings.fit or not planner.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
         return ()
-    found = advice(plan.recipe, facts_of(plan.splits, settings, device), settings.recipe_changes())
-    return (found,) if found else ()
+    text = advice(plan.recipe, plan.opened.facts(), settings.recipe_changes())
+    return (text,) if text else ()
 
 
 def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Recipe, list[Choice]]:
-    """A run that goes on keeps what was chosen for it when it began, though more epochs might suit another choice."""
+    """Keep the automatic choices that a resumed run began with, though more epochs may suit others."""
     before = flatten(begun)
-    kept = {
+    values = {
         c.key: before[c.key]
         for c in choices
         if c.why.startswith("auto: ") and c.key in before and before[c.key] != c.value
     }
-    if recipe.schedule.warmup_epochs != begun.schedule.warmup_epochs and "schedule.warmup_steps" in kept:
-        kept["schedule.warmup_epochs"] = begun.schedule.warmup_epochs
-    if recipe.schedule.warmup_steps != begun.schedule.warmup_steps and "schedule.warmup_epochs" in kept:
-        kept["schedule.warmup_steps"] = begun.schedule.warmup_steps
-    if not kept:
+    if recipe.schedule.warmup_epochs != begun.schedule.warmup_epochs and "schedule.warmup_steps" in values:
+        values["schedule.warmup_epochs"] = begun.schedule.warmup_epochs
+    if recipe.schedule.warmup_steps != begun.schedule.warmup_steps and "schedule.warmup_epochs" in values:
+        values["schedule.warmup_steps"] = begun.schedule.warmup_steps
+    if not values:
         return recipe, choices
     why = "auto: as this run began"
-    others = [replace(c, value=kept[c.key], why=why) if c.key in kept else c for c in choices]
-    return override(recipe, kept), others
+    others = [replace(c, value=values[c.key], why=why) if c.key in values else c for c in choices]
+    return override(recipe, values), others
 
 
-def _with_whole_init(settings: TrainingSettings, splits: Splits, device: str) -> TrainingSettings:
-    """`--init in1k`, a tag alone, as that of the network that is asked for or chosen: resmlp_s12:in1k."""
+def _with_network_of_init(opened: OpenedImages) -> OpenedImages:
+    """Complete `--init in1k`, a tag alone, with the network that is given or chosen: resmlp_s12:in1k."""
+    settings = opened.settings
     tag = settings.init
     if not tag or not is_tag(tag) or os.path.exists(tag):
-        return settings
+        return opened
     changes = settings.recipe_changes()
-    asked = changes.get("model.name", settings.model)
-    base = base_recipe(settings.recipe, asked)
-    if base is None and asked is None:
+    model = changes.get("model.name", settings.model)
+    base = base_recipe(settings.recipe, model)
+    if base is None and model is None:
         base, _ = resolve_recipe(
-            lambda: facts_of(splits, settings, device),
-            classes=len(splits.classes),
-            recipe=settings.recipe,
-            model=None,
-            changes=changes,
+            opened.facts, classes=len(opened.splits.classes), recipe=settings.recipe, model=None, changes=changes
         )
-    name = asked or (base.model.name if base else "")
+    name = model or (base.model.name if base else "")
     if ":" in name:
         raise UsageError(f"--init {tag} names weights of patchloom's own networks, and {name} is not one of them")
-    return replace(settings, init=weights_named(f"{name}:{tag}").name)
+    return opened.changed(settings=replace(settings, init=weights_named(f"{name}:{tag}").name))
 
 
-def resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None) -> Resolved:
-    """The recipe for these data; `epochs` are those that a planned time leads to, as if they had been given."""
-    recipe, choices, start = resolve_fields(splits, settings, device, epochs)
+def resolve(opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
+    """Return the recipe for images that get classes or vectors; `epochs` are those that a planned time leads to."""
+    recipe, choices, start = resolve_fields(opened, epochs)
     with torch.device("meta"):
-        network = make_network(recipe, len(splits.classes))
+        network = make_network(recipe, len(opened.splits.classes))
     if start:
         start.normalize_for(network)
     _check_views(recipe, network)
     if recipe.objective.distillation == "labels" and not network.has_distillation_token:
         raise UsageError(
-            f"objective.distillation labels is for a second class token, which {recipe.model.name} has not; use a "
-            "network with one, such as deit_b_distilled, or model.options.distilled=true"
+            f"objective.distillation labels is for a second class token, which {recipe.model.name} does not have; use "
+            "a network with one, such as deit_b_distilled, or model.options.distilled=true"
         )
     try:
         check_preprocessing(preprocessing_of(recipe, network), network.config.image_size)
@@ -432,20 +446,17 @@ def resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Cho
 
 
 def resolve_fields(
-    splits: Splits,
-    settings: TrainingSettings,
-    device: str,
-    epochs: Choice | None = None,
-    automatic: Automatic | None = None,
+    opened: OpenedImages, epochs: Choice | None = None, automatic: Automatic | None = None
 ) -> tuple[Recipe, list[Choice], InitWeights | None]:
-    """Recipe, choices and start; `automatic` makes the recipe of a task where nobody names one."""
+    """Return recipe, choices and the run to start from; `automatic` makes the recipe of a task without --recipe."""
+    splits, settings = opened.splits, opened.settings
     changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
     start = find_init_weights(settings.init, settings.recipe, changes.get("model.name", settings.model))
     taken = start.fields(settings.recipe) if start else {}
-    if automatic is not None:  # a task at every place shows windows of its own size
+    if automatic is not None:  # dense tasks have their own image sizes
         taken = {key: value for key, value in taken.items() if key.startswith("model.options.")}
     recipe, choices = resolve_recipe(
-        lambda: facts_of(splits, settings, device),
+        opened.facts,
         classes=len(splits.classes),
         recipe=settings.recipe,
         model=start.model if start and not start.is_bound(settings.recipe) else settings.model,
@@ -463,7 +474,7 @@ def resolve_fields(
 
 
 def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> None:
-    """Runs and weights that are named must be there."""
+    """Raise UsageError for runs and weights that do not exist."""
     part = recipe.objective
     if part.distillation in ("soft", "hard") and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
@@ -475,9 +486,9 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
         raise UsageError(f"model.scales_from {recipe.model.scales_from}: no such run")
     if settings.init and not find_run(settings.init) and not Path(settings.init).is_file():
         raise UsageError(f"--init {settings.init}: no such run or file")
-    for given in (settings.init, *(teacher.partition("@")[2] for teacher in teachers)):
-        if given and Path(given).is_file():
-            check_weights_file(Path(given))
+    for name in (settings.init, *(teacher.partition("@")[2] for teacher in teachers)):
+        if name and Path(name).is_file():
+            check_weights_file(Path(name))
     if method_of(part.method).learns_from == "clusters":
         clusters = recipe.grafit
         if clusters.clusters_of is None or not find_run(clusters.clusters_of):
@@ -490,7 +501,7 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
 
 
 def _check_views(recipe: Recipe, network: Network) -> None:
-    """Small views need a network that takes them."""
+    """Raise UsageError if the network cannot take the small views of the recipe."""
     if not recipe.views.local or network.any_resolution:
         return
     method = method_of(recipe.objective.method)

@@ -1,4 +1,4 @@
-"""What the report of a run on images shows: its decisions and mistakes, and what goes on inside the network."""
+"""The report of an image classification run: results, mistakes, and pictures of the network."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,152 +25,166 @@ from patchloom.report.run_report import Charts, neighbor_count, training, valida
 from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.predictions import Predictions
-from patchloom.tasks.images.run_contents import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run, val_of
+from patchloom.runs.run_metadata import data_path
+from patchloom.tasks.images.run_contents import (
+    MAX_IMAGES,
+    RunContents,
+    count_cost,
+    neighbor_score,
+    read_run,
+    val_images,
+)
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import TaskPage
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError
 
-WORST_SHOWN = 24
+MAX_MISTAKES = 24
 
 
-def image_page(folder: Path, asked: ReportSettings) -> TaskPage:
-    """The pictures of val, or of the split that is asked for, from where the run was trained or from the data given."""
-    parts = read_run(folder, asked.network)
-    plan: Any = asked.plan
-    val = plan.splits.val if plan else None
-    if asked.split is not None or asked.v2:
-        shown = EvaluationSettings(split=asked.split, reading=asked.reading, level=asked.level, v2=asked.v2)
-        val = _evaluate_split(parts, asked.data, shown)
-    elif val is None:
-        val = parts.attempt(lambda: val_of(parts, asked.data, asked.reading))
-    judged = parts.predictions.report if parts.predictions else None
-    looked = [*(parts.attempt(lambda: _pictures(parts, val)) or []), *_branches(parts)]
-    metrics = parts.metrics
-    if judged and not asked.part:
-        started = parts.record is not None and bool(parts.record.init)
-        parts.notes += filter(None, [overfitting_note(metrics, judged, pretrained=started)])
-    best = f"{judged.top(1):.2f} %" if judged else ""
-    measure = f"top-1 on {asked.part or 'val'}"
-    if by_neighbours := neighbour_score(parts, metrics):
-        best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 by the {by_neighbours[0]} nearest images"
+def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
+    """Return the page of a run on val or on another split, at the recorded data path or at `settings.data`."""
+    contents = read_run(folder, settings.network)
+    plan: Any = settings.plan
+    images = plan.splits.val if plan else None
+    if settings.split is not None or settings.v2:
+        evaluation = EvaluationSettings(
+            split=settings.split, reading=settings.reading, level=settings.level, v2=settings.v2
+        )
+        images = _evaluate_split(contents, settings.data, evaluation)
+    elif images is None:
+        images = contents.attempt(lambda: val_images(contents, settings.data, settings.reading))
+    report = contents.predictions.report if contents.predictions else None
+    pictures = [*(contents.attempt(lambda: _pictures(contents, images)) or []), *_branch_pictures(contents)]
+    metrics = contents.metrics
+    if report and not settings.part:
+        pretrained = contents.record is not None and bool(contents.record.init)
+        contents.notes += filter(None, [overfitting_note(metrics, report, pretrained=pretrained)])
+    best = f"{report.top(1):.2f} %" if report else ""
+    measure = f"top-1 on {settings.part or 'val'}"
+    if by_neighbors := neighbor_score(contents, metrics):
+        best, measure = f"{by_neighbors[1]:.2f} %", f"best top-1 by the {by_neighbors[0]} nearest images"
     return TaskPage(
         best=best,
         measure=measure,
-        interval=judged.top_interval() if judged else None,
-        numbers=number_rows(judged, asked.part or "val") if judged else [],
-        charts=_charts(parts.files.recipe, metrics),
-        sections=_sections(parts, val, judged, looked),
-        cost=cost_rows(cost) if (cost := count_cost(parts)) else (),
-        notes=parts.notes,
+        interval=report.top_interval() if report else None,
+        numbers=number_rows(report, settings.part or "val") if report else [],
+        charts=_charts(contents.files.recipe, metrics),
+        sections=_sections(contents, images, report, pictures),
+        cost=cost_rows(cost) if (cost := count_cost(contents)) else (),
+        notes=contents.notes,
         next_command=f"patchloom look {shlex.quote(str(folder))} IMAGE",
     )
 
 
 def _charts(recipe: Recipe | None, metrics: Sequence[Mapping[str, Any]]) -> Charts:
-    """Accuracy, and what the method's own module says is worth watching."""
-    neighbours = neighbor_count(metrics)
+    """Return the charts of accuracy and those that the method defines."""
+    k = neighbor_count(metrics)
     own = import_module(method_of(recipe.objective.method).objective).CHARTS if recipe else {}
     return {
         "Validation top-1, %": validation("top1"),
-        f"Top-1 of the {neighbours} nearest, %": validation(f"knn{neighbours}_top1"),
+        f"Top-1 of the {k} nearest, %": validation(f"knn{k}_top1"),
         **training(own),
     }
 
 
 def _sections(
-    parts: RunParts, val: ImageSet | None, judged: ClassificationReport | None, looked: Sequence[Picture]
+    contents: RunContents, images: ImageSet | None, report: ClassificationReport | None, pictures: Sequence[Picture]
 ) -> list[Markup]:
     sections = []
-    if judged:
-        names, mistakes = judged.classes, _mistakes(parts, val, judged)
-        sections += [confusion_section(judged.confusion, names)]
-        sections += [class_section(judged.class_accuracy, names, judged.confusion)]
-        sections += [mistake_section(mistakes, names)] if mistakes else []
-    return [*sections, *([picture_section(looked)] if looked else [])]
+    if report:
+        names = report.classes
+        sections.append(confusion_section(report.confusion, names))
+        sections.append(class_section(report.class_accuracy, names, report.confusion))
+        if mistakes := _mistakes(contents, images, report):
+            sections.append(mistake_section(mistakes, names))
+    if pictures:
+        sections.append(picture_section(pictures))
+    return sections
 
 
-def _evaluate_split(parts: RunParts, data: str | None, shown: EvaluationSettings) -> ImageSet:
-    """The pictures of a split; what the run decides about them now takes the place of what it decided about val."""
-    place = data or (parts.record.data if parts.record else None)
-    if place is None:
-        raise UsageError(f"{parts.folder} does not record its data path; pass --data")
-    classifier = load(parts.folder)
+def _evaluate_split(contents: RunContents, data: str | None, settings: EvaluationSettings) -> ImageSet:
+    """Evaluate the run on a split; its predictions replace the stored ones of val."""
+    path = data_path(contents.folder, contents.record, data)
+    classifier = load(contents.folder)
     classifier.check_decides()
-    pictures = shown.open(place, classifier)
+    images = settings.open(path, classifier)
     with scan_bar(what="evaluating") as progress:
-        found = evaluate_on(classifier, pictures, replace(shown, progress=progress))
-    parts.predictions = Predictions(found.report, found.fingerprint)
-    parts.notes += found.notes
-    return pictures
+        evaluation = evaluate_on(classifier, images, replace(settings, progress=progress))
+    contents.predictions = Predictions(evaluation.report, evaluation.fingerprint)
+    contents.notes += evaluation.notes
+    return images
 
 
 def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[str, str, str]]:
-    """(name, value, what it is) of each number."""
+    """Return (name, value, explanation) of each number."""
     low, high = report.top_interval()
     values = dict(report)
     rows = [("top-1", f"{values['top1']:.2f} %", f"{low:.2f} … {high:.2f}, the {100 * LEVEL:.0f} % interval (Wilson)")]
     if "top5" in values:
-        rows.append(("top-5", f"{values['top5']:.2f} %", "label among the five likeliest classes"))
+        rows.append(("top-5", f"{values['top5']:.2f} %", "label among the five most likely classes"))
     return [
         *rows,
-        ("mean class accuracy", f"{values['mean_class_accuracy']:.2f} %", "every class counts the same"),
+        ("mean class accuracy", f"{values['mean_class_accuracy']:.2f} %", "mean over classes"),
         ("loss", f"{values['loss']:.4f}", "cross-entropy, in nats"),
-        ("calibration error", f"{values['calibration_error']:.2f} %", "confidence and accuracy apart, 15 bins"),
+        (
+            "calibration error",
+            f"{values['calibration_error']:.2f} %",
+            "difference between confidence and accuracy, 15 bins",
+        ),
         ("images", f"{len(report.index):,}", f"of the {split} split"),
     ]
 
 
-def _readable(parts: RunParts, val: ImageSet, indices: Sequence[int]) -> list[tuple[int, Image.Image]]:
-    """Pictures that can be read, with their places; how many cannot is a note."""
-    found, lost = [], 0
+def _readable(contents: RunContents, images: ImageSet, indices: Sequence[int]) -> list[tuple[int, Image.Image]]:
+    """Return the readable images with their indices; add a note on the number of unreadable ones."""
+    readable, lost = [], 0
     for index in indices:
         try:
-            found.append((index, val.read(index)))
+            readable.append((index, images.read(index)))
         except DataError:
             lost += 1
     if lost:
-        parts.notes.append(f"{lost} of the pictures to be shown cannot be read any more")
-    return found
+        contents.notes.append(f"{lost} of the images to show cannot be read any more")
+    return readable
 
 
 def _mistakes(
-    parts: RunParts, val: ImageSet | None, judged: ClassificationReport | None
+    contents: RunContents, images: ImageSet | None, report: ClassificationReport
 ) -> list[tuple[Image.Image, Mistake, str]]:
-    if val is None or judged is None:
+    if images is None:
         return []
-    worst = {mistake.index: mistake for mistake in judged.worst(WORST_SHOWN)}
-    return [(picture, worst[index], val.where(index)) for index, picture in _readable(parts, val, list(worst))]
+    worst = {mistake.index: mistake for mistake in report.worst(MAX_MISTAKES)}
+    readable = _readable(contents, images, list(worst))
+    return [(image, worst[index], images.where(index)) for index, image in readable]
 
 
-def _branches(parts: RunParts) -> list[Picture]:
-    """Thesis figure 3.6, where the run was trained with `--pictures`."""
-    norms = parts.attempt(lambda: read_branch_norms(parts.folder)) or {}
-    caption = (
-        f"Norm of what a {{}} branch adds over the norm of what it is added to, in percent; epochs {_span(norms)}."
-    )
+def _branch_pictures(contents: RunContents) -> list[Picture]:
+    """Draw thesis figure 3.6, for a run trained with `--pictures`."""
+    norms = contents.attempt(lambda: read_branch_norms(contents.folder)) or {}
+    if len(norms) < 2:
+        return []
+    epochs = f"epochs {min(norms)} (faint) to {max(norms)}"
     return [
-        Picture(f"Residual branches by epoch: {kind}", chart, caption.format(kind))
-        for kind, chart in branch_epoch_charts({parts.folder.name: norms} if len(norms) > 1 else {})
+        Picture(
+            f"Residual branches by epoch: {kind}",
+            chart,
+            f"Norm of the output of a {kind} branch relative to the norm of its input, in percent; {epochs}.",
+        )
+        for kind, chart in branch_epoch_charts({contents.folder.name: norms})
     ]
 
 
-def _span(norms: Mapping[int, Any]) -> str:
-    return f"{min(norms)} (faint) to {max(norms)}" if norms else ""
-
-
-def _pictures(parts: RunParts, val: ImageSet | None) -> list[Picture]:
-    if parts.network is None:
+def _pictures(contents: RunContents, images: ImageSet | None) -> list[Picture]:
+    if contents.network is None:
         return []
-    if val is None or not len(val):
-        return pictures_of(parts.network, None, parts.files.labels)
-    # From all over the set, which often lies class by class.
-    step = max(1, len(val) // LOOKED_AT)
-    shown = _readable(parts, val, range(0, len(val), step)[:LOOKED_AT])
-    labels = [int(val.labels[index]) for index, _ in shown]
+    if images is None or not len(images):
+        return pictures_of(contents.network, None, contents.files.labels)
+    step = max(1, len(images) // MAX_IMAGES)  # spread over the dataset, which is often sorted by class
+    readable = _readable(contents, images, range(0, len(images), step)[:MAX_IMAGES])
     return pictures_of(
-        parts.network,
-        [picture for _, picture in shown],
-        parts.files.labels or val.classes.names,
-        preprocessing=parts.files.preprocessing,
-        labels=labels,
+        contents.network,
+        [image for _, image in readable],
+        contents.files.labels or images.classes.names,
+        preprocessing=contents.files.preprocessing,
+        labels=[int(images.labels[index]) for index, _ in readable],
     )

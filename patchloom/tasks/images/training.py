@@ -39,18 +39,21 @@ class ImageTraining(Training[ImagePlan]):
         return plan_images(self.planner_type(self.task), settings, device)
 
     def with_epochs(self, plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
-        return with_epochs(self.planner_type(self.task), plan, epochs, device)
+        del device
+        return with_epochs(self.planner_type(self.task), plan, epochs)
 
     def average(self, plan: ImagePlan, network: Any, loader: Any) -> Ema | None:
         """Return the exponential moving average of the weights, if the recipe has one."""
         del loader
         return Ema(network, plan.recipe.optim.ema_decay) if plan.recipe.optim.ema_decay else None
 
-    def evaluate_best(self, plan: ImagePlan, run: Run, network: Any) -> Any:
+    def evaluate_best(self, plan: ImagePlan, run: Run, network: Any, reports: Sequence[Any]) -> Any:
         del plan
         if not run.evaluators:
             return None
         judge: Any = run.evaluators[0]
+        if reports and judge.is_complete:
+            return reports[0]
         with torch.no_grad(), run.processes.autocast():
             return judge.report(network.to(run.processes.device))
 

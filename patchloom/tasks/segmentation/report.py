@@ -28,7 +28,7 @@ class SegmentationReporting(Reporting):
         yield f"           95 % interval of the mIoU: {low:.1f} … {high:.1f} (bootstrap over val images)"
 
     def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         return f"patchloom predict {folder} IMAGE… --out masks", f"patchloom evaluate {folder} {data} --multi-scale"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:

@@ -20,7 +20,14 @@ from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.networks import network_options
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, Resolved, preprocessing_of, resolve_fields
+from patchloom.tasks.images.plan import (
+    ImagePlan,
+    ImagePlanner,
+    OpenedImages,
+    Resolved,
+    preprocessing_of,
+    resolve_fields,
+)
 from patchloom.tasks.images.training import ImageTraining, image_loader, initialize_backbone, write_image_files
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom.tasks.segmentation.judge import SegmentationJudge
@@ -55,14 +62,14 @@ class SegmentationPlanner(ImagePlanner):
             test=test and test.with_parts(MASK),
         )
 
-    def fault_notes(self, scanned: Survey, settings: TrainingSettings) -> tuple[str, ...]:
+    def fault_notes(self, scan: Survey, settings: TrainingSettings) -> tuple[str, ...]:
         """Return a note on masks that are faulty in whole or in part; raise DataError with --strict."""
-        faults = [fault for fault in scanned.annotation_faults() if fault.kind.startswith(MASK)]
-        faults += [fault for fault in scanned.source.faults if MASK in fault.kind]
+        faults = [fault for fault in scan.annotation_faults() if fault.kind.startswith(MASK)]
+        faults += [fault for fault in scan.source.faults if MASK in fault.kind]
         if not faults:
             return ()
         first = f"{faults[0].where}: {faults[0].kind} ({faults[0].detail})"
-        check = f"patchloom check {shlex.quote(settings.data)}"
+        check = f"patchloom check {shlex.join(settings.data)}"
         note = f"{len(faults):,} masks have faults, first {first}; all: {check}"
         if settings.strict:
             raise DataError(note)
@@ -72,16 +79,14 @@ class SegmentationPlanner(ImagePlanner):
         del settings
         return False
 
-    def resolve(
-        self, splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None
-    ) -> Resolved:
-        recipe, choices, start = resolve_fields(splits, settings, device, epochs, auto_segmentation)
+    def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
+        recipe, choices, start = resolve_fields(opened, epochs, auto_segmentation)
         if recipe.optim.batch_size < 2 and recipe.segment.norm == "batch":
             raise UsageError(
                 "optim.batch_size is 1, and a batch of one image has no statistics; set segment.norm=group"
             )
         with torch.device("meta"):
-            network = make_segmentation(recipe, len(splits.classes))
+            network = make_segmentation(recipe, len(opened.splits.classes))
         return Resolved(recipe, choices, network.notes, cost(network, recipe.model.image_size), start)
 
 

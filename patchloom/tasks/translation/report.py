@@ -24,7 +24,7 @@ class TranslationReporting(Reporting):
         yield f"           {report.scores.signature}"
 
     def next_commands(self, plan: Any) -> Sequence[str]:
-        run, text = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        run, text = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         return f"patchloom translate {run} < source.txt", f"patchloom evaluate {run} --text {text}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:

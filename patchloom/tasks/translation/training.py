@@ -1,6 +1,7 @@
 """Training of translators: parallel text, subwords, a network from sequence to sequence, BLEU."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,7 +68,7 @@ class TranslationTraining(Training[TextPlan]):
         recipe, choices = changed_recipe(base, settings.recipe_changes())
         with torch.device("meta"):
             make_seq2seq(recipe, recipe.text.vocabulary)  # a wrong name or option is an error before the text is read
-        text = open_parallel(settings.data, source=recipe.text.source, target=recipe.text.target, seed=recipe.seed)
+        text = open_parallel(settings.data_text, source=recipe.text.source, target=recipe.text.target, seed=recipe.seed)
         recipe = override(recipe, {"text.source": text.source, "text.target": text.target})
         place = place_of(settings.data)
 
@@ -159,8 +160,9 @@ class TranslationTraining(Training[TextPlan]):
         write_provenance(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
-    def evaluate_best(self, plan: TextPlan, run: Any, network: Seq2Seq) -> TextEvaluation:
+    def evaluate_best(self, plan: TextPlan, run: Any, network: Seq2Seq, reports: Sequence[Any]) -> TextEvaluation:
         """Translate val with the best weights and the recipe's search."""
+        del reports
         translator = Translator.of(network.to(run.processes.device), read_translation_files(plan.folder))
         with run.processes.autocast():
             return evaluate_pairs(translator, plan.text.val)

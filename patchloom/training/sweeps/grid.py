@@ -14,8 +14,9 @@ from typing import Any
 
 from patchloom.recipes.schema import Recipe, field_names
 from patchloom.recipes.values import Count, read_value
-from patchloom.tasks.plan import TrainingSettings, folder_name
+from patchloom.tasks.plan import folder_name
 from patchloom.tasks.provenance import place_of
+from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError, nearest
 
 SEED, SHARE = "seed", "train_share"

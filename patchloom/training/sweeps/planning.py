@@ -13,7 +13,7 @@ from patchloom.data.batches.sampler import epoch_length
 from patchloom.recipes.schema import Recipe, flatten
 from patchloom.tasks.classification import TASK as CLASSIFICATION
 from patchloom.tasks.images.plan import ImagePlan
-from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import make_plan, run_training, silent
 from patchloom.training.sweeps.grid import SHARE, Setting, run_folder, with_setting
 from patchloom.training.sweeps.record import RunResult
@@ -55,7 +55,7 @@ def plan_runs(
                 _refuse_untested(plan)
             updates = plan.recipe.schedule.epochs * _updates_per_epoch(plan)
             name = folder.relative_to(out).as_posix()
-            asked.append(SweepRun(base.data, setting, name, told, plan.recipe, updates))
+            asked.append(SweepRun(base.data_text, setting, name, told, plan.recipe, updates))
     return asked
 
 
@@ -67,7 +67,7 @@ def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple
         raise UsageError(f"{SHARE} is swept at equal numbers of updates; leave epochs out of the grid")
     whole = make_plan(replace(settings, changes={**settings.changes, SHARE: 1.0}), device)
     if not isinstance(whole, ImagePlan):
-        raise UsageError(f"{SHARE} is of training images, and {settings.data} is learned as {whole.task.name}")
+        raise UsageError(f"{SHARE} is of training images, and {settings.data_text} is learned as {whole.task.name}")
     part = replace(
         settings, recipe=whole.recipe, changes={SHARE: setting[SHARE]}, epochs=None, size=None, batch=None, model=None
     )
@@ -75,8 +75,8 @@ def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple
     images, batch = len(plan.splits.train), plan.recipe.optim.batch_size
     if images < batch:
         raise UsageError(
-            f"{SHARE} {setting[SHARE]:g} leaves {images:,} images of {settings.data}, fewer than a batch of {batch}; "
-            f"give --batch {images} or less, or larger shares"
+            f"{SHARE} {setting[SHARE]:g} leaves {images:,} images of {settings.data_text}, fewer than a batch of "
+            f"{batch}; give --batch {images} or less, or larger shares"
         )
     part = replace(part, changes={**part.changes, **_at_equal_updates(whole, plan)})
     return part, make_plan(part, device)
@@ -106,11 +106,11 @@ def _refuse_untested(plan: Any) -> None:
     """--test needs images that were kept from training, with classes to be named."""
     if plan.task is not CLASSIFICATION:
         raise UsageError(
-            f"--test is of runs that name classes, and {plan.settings.data} is learned as {plan.task.name}"
+            f"--test is of runs that name classes, and {plan.settings.data_text} is learned as {plan.task.name}"
         )
     if plan.splits.test is None:
         raise UsageError(
-            f"{plan.settings.data} has no test split, and its val images choose the setting; leave --test out"
+            f"{plan.settings.data_text} has no test split, and its val images choose the setting; leave --test out"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources.specs import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, split_specs
 from patchloom.disk import locked
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
@@ -17,7 +17,8 @@ from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.classification.several_runs import evaluate
-from patchloom.tasks.plan import TrainingSettings, folder_name
+from patchloom.tasks.plan import folder_name
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import printer, run_training, silent
 from patchloom.training.sweeps.grid import drop_seed, in_words, settings_of, value_text
 from patchloom.training.sweeps.page import write_sweep_page
@@ -73,7 +74,7 @@ def sweep(
     dry_run   plan and measure; train nothing
     say       what is told goes there
     """
-    sets = [join_specs([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    sets = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
     if not sets or len(dict.fromkeys(sets)) < len(sets):
         raise UsageError(f"Give one or more data sets, each once; given {', '.join(sets) or 'none'}")
     if place_from(os.environ).world > 1:
@@ -86,9 +87,9 @@ def sweep(
     given |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
     device = resolve_device(device)
     device_kind(device)
-    bases = [TrainingSettings(data=join_specs(split_specs(one)), device=device, **given) for one in sets]
+    bases = [TrainingSettings(data=tuple(split_specs(one)), device=device, **given) for one in sets]
     settings = settings_of(grid)
-    folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
+    folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(folder_name(base.data) for base in bases)[:80]}"
     say = printer(say)
     say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} data set{'s' * (len(sets) > 1)}")
     asked = plan_runs(bases, settings, folder, device, test=test)
