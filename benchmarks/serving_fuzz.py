@@ -99,11 +99,11 @@ class Server:
 
     def mebibytes(self) -> tuple[float, float]:
         """Of the front process and of the model's."""
-        found = dict(re.findall(r'^patchloom_memory_bytes\{process="(\w+)"\} (\d+)$', self.metrics(), re.MULTILINE))
-        return int(found["front"]) / 2**20, int(found["model"]) / 2**20
+        found = dict(re.findall(r'^patchloom_memory_bytes\{process="(\w+)"\} (\S+)$', self.metrics(), re.MULTILINE))
+        return float(found["front"]) / 2**20, float(found["model"]) / 2**20
 
     def restarts(self) -> int:
-        return int(re.findall(r"^patchloom_model_restarts_total (\d+)$", self.metrics(), re.MULTILINE)[0])
+        return int(float(re.findall(r"^patchloom_model_restarts_total (\S+)$", self.metrics(), re.MULTILINE)[0]))
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -38,12 +38,13 @@ def app(
     from patchloom.cli.output import print_json, print_result
     from patchloom.serving.admission import Admission
     from patchloom.serving.app import App
+    from patchloom.serving.asgi import check_model_path, served_name
+    from patchloom.serving.hosts import is_local
     from patchloom.serving.limits import Limits
-    from patchloom.serving.names import NO_IMAGES, check_model_path, image_roots, is_local, served_name
     from patchloom.serving.page import PageApp
     from patchloom.serving.processes import ModelProcesses
     from patchloom.serving.server import free_port, serve
-    from patchloom.serving.thumbnails import ThumbnailProcess
+    from patchloom.serving.thumbnails import NO_IMAGES, ThumbnailProcess, image_roots
     from patchloom_runtime.printable import printable
 
     check_model_path(served)

@@ -141,7 +141,7 @@ def evaluate(
     asked = {"--knn": knn, "--linear": linear, "--linear-sgd": linear_sgd, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
-    shown |= {"level": level} | reading.given()
+    shown |= {"level": level} | reading.chosen()
     is_model = names_run(paths[-1]) or is_artifact(paths[-1])
     runs, data = (paths, text) if text is not None or is_model else (paths[:-1], paths[-1])
     if not runs:
@@ -155,7 +155,7 @@ def evaluate(
         if unread := [name for name in unread if name != "--split" and name not in mapping]:
             raise UsageError(f"{unread[0]} {task.refusal}")
         own = {name: value for name, value in own.items() if value}
-        own |= {"reading": reading} if reading.given() else {}
+        own |= {"reading": reading} if reading.chosen() else {}
         _show(task.report.evaluate(runs_by_name(runs), data, split=split, device=device, **own), as_json)
         return
     if multi_scale or mode:
@@ -165,7 +165,7 @@ def evaluate(
     _check_together(_said(asked), shown, runs, data)
     if trunk and knn is None and not levels:
         raise UsageError("--trunk says what images are compared by; give it with --knn or --levels")
-    shown = {name: value for name, value in shown.items() if name not in reading.given()}
+    shown = {name: value for name, value in shown.items() if name not in reading.chosen()}
     shown |= {"reading": reading, "batch": batch, "workers": workers, "strict": strict}
     of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
     if levels:

@@ -47,11 +47,11 @@ def report(
     from patchloom_runtime.errors import UsageError
 
     shown: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
-    if len(runs) > 1 and data is None and (split or level or reading.given()):
+    if len(runs) > 1 and data is None and (split or level or reading.chosen()):
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
     if (v2 or val) and data is None:
         raise UsageError(f"{'--v2' if v2 else '--val'} needs images to evaluate on now: give --data DATA")
-    if v2 and (split or level or reading.given()):
+    if v2 and (split or level or reading.chosen()):
         raise UsageError("--v2 reads all of --data by its folders' numbers; leave --split, --level and labels out")
     if val and len(runs) == 1:
         raise UsageError("--val is drawn against --data for several runs; for one give --data DATA --split val")

@@ -67,11 +67,12 @@ def serve(
     from patchloom.cli.output import print_json, print_result
     from patchloom.serving.admission import Admission
     from patchloom.serving.app import App
+    from patchloom.serving.asgi import check_model_path, served_name
+    from patchloom.serving.hosts import is_local
     from patchloom.serving.limits import Limits
-    from patchloom.serving.names import NO_IMAGES, check_model_path, image_roots, is_local, served_name
     from patchloom.serving.processes import ModelProcesses
     from patchloom.serving.server import serve as serve_model
-    from patchloom.serving.thumbnails import ThumbnailProcess
+    from patchloom.serving.thumbnails import NO_IMAGES, ThumbnailProcess, image_roots
     from patchloom_runtime.errors import UsageError
     from patchloom_runtime.printable import printable
 

@@ -1,8 +1,12 @@
-"""What every source of images looks like to the rest of patchloom.
+"""Datasets of images: the interface between sources and the rest of patchloom.
 
-A source (a folder, a parquet file, torchvision's sets, shards …) lists its `Pictures` with class names;
-`splits` turns listings into `ImageSet`s: pictures that can be read one by one, with integer labels that index
-one `ClassTable`. Nothing here augments or batches.
+    ImageStore       the images of one source (a folder, a parquet file, shards …), read by position
+    Listing          one split of a source: rows of a store, with class names
+    Source           train, val and test listings
+    LabeledImages    an `ImageSet`: rows of a store, with labels that index one `ClassTable`
+    Splits           train, val and test as `ImageSet`s
+
+`sources` makes listings and `splits` turns them into image sets. Nothing here augments or batches.
 """
 
 import hashlib
@@ -22,18 +26,18 @@ from patchloom_runtime.images.samples import PARTS, UNLABELED, LayerKind, Sample
 if TYPE_CHECKING:
     from patchloom_runtime.images.object_masks import ObjectMask
 
-NOT_LABELED = 255  # the class of a pixel that has none, in masks of 8 bits
-Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
+NOT_LABELED = 255  # class of an unlabeled pixel, in 8-bit masks
+Stamp = tuple[bytes, int, int]  # name of an image below its home; `file_state` of its file
 
-Progress = Callable[[int, int], None]  # pictures done, of so many
+Progress = Callable[[int, int], None]  # images done, and their total
 
 
 @dataclass(frozen=True)
 class ClassTable:
     """Class names in the order of their numbers, built from the training split alone.
 
-    `levels` holds coarser groupings of the same classes: level name → (names of its classes, the coarse
-    number of each fine class). `also` are other names of the classes (`plain_form`) → their numbers.
+    `levels` maps the name of a level to (names of its classes, coarse number of each class). `also` maps alternative
+    class names (in `plain_form`) to class numbers.
     """
 
     names: tuple[str, ...]
@@ -45,122 +49,121 @@ class ClassTable:
 
 
 def plain_form(name: str) -> str:
-    """A class name as other names of classes are compared: without case, with spaces for underscores."""
+    """Return a class name in the form in which alternative names are compared: lower case, spaces for underscores."""
     return " ".join(name.replace("_", " ").casefold().split())
 
 
 class Mask(NamedTuple):
-    """What each pixel shows: `classes` holds numbers of `mask_names`; `instances` 0 for none, 1 for the object of the
-    first of `boxes`, 2 for the second …"""
+    """The class of each pixel, as an index of `mask_names`, and its object: 0 for none, 1 for the first of `boxes` …"""
 
-    classes: np.ndarray  # (H, W) of the source's `mask_dtype`
-    instances: np.ndarray | None  # (H, W) uint8 or int16, or None where objects are not told apart
+    classes: np.ndarray  # (H, W), with the store's `mask_dtype`
+    instances: np.ndarray | None  # (H, W) uint8 or int16, or None for masks of classes only
 
 
 class Objects(NamedTuple):
-    """The objects of one picture, as they are annotated."""
+    """The annotated objects of one image."""
 
-    boxes: np.ndarray  # (n, 5): x0, y0, x1, y1 in half-open pixels, number of `object_names`
-    crowd: np.ndarray  # (n,) bool: a heap of them, or one too hard to tell; neither learned nor asked for
-    areas: np.ndarray  # (n,) pixels
+    boxes: np.ndarray  # (n, 5): x0, y0, x1, y1 in half-open pixels, index of `object_names`
+    crowd: np.ndarray  # (n,) bool: groups of objects and difficult objects, ignored in training and evaluation
+    areas: np.ndarray  # (n,) in pixels
     masks: "list[ObjectMask] | None" = None
 
 
 @runtime_checkable
 class ImageSet(Protocol):
-    """Pictures with labels, read by position; safe to use from several worker processes."""
+    """Labeled images, read by position. Safe to use from several worker processes."""
 
     @property
     def classes(self) -> ClassTable:
-        """The table that `labels` are numbers of."""
+        """The class table that `labels` index."""
         ...
 
     @property
     def labels(self) -> np.ndarray:
-        """(len,) int64, numbers of `classes`; UNLABELLED for a picture without a label."""
+        """(len,) int64 class numbers, UNLABELED for images without a label."""
         ...
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What `sample` reads beside the picture: names of `samples.PARTS`."""
+        """What `sample` reads in addition to the image: names of `samples.PARTS`."""
         ...
 
     @property
     def layers(self) -> dict[str, LayerKind]:
-        """What the layers among `parts` hold."""
+        """Type and fill value of each layer (mask, instances) in `parts`."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB. An unreadable file is a `DataError` that names it."""
+        """Decode the image: upright, mode RGB. Raise DataError, with the file's name, if it cannot be read."""
         ...
 
     def sample(self, index: int, reduction: Callable[[tuple[int, int]], int] | None = None) -> Sample:
-        """The picture with its `parts`. What cannot be read, or does not fit the picture, is a `DataError`.
+        """Read the image with its `parts`. Raise DataError if one cannot be read or does not fit the image.
 
-        `reduction` says for (width, height) how many times smaller the picture may be decoded (`decode_shrunk`).
+        `reduction` maps (width, height) to the factor by which the image may be decoded smaller (`decode_shrunk`).
         """
         ...
 
     def where(self, index: int) -> str:
-        """Where the picture came from, for messages: a path, or a file and a row."""
+        """Return the location of the image for messages: a path, or a file and a row."""
         ...
 
     def key(self, index: int) -> str:
-        """The picture's name within its data set, the same wherever the data lie."""
+        """Return the name of the image within its dataset, which does not depend on where the data is stored."""
         ...
 
 
 class ImageStore(ABC):
-    """The pictures of one source, read by position; picklable, and usable after a fork."""
+    """The images of one source, read by position. Picklable, and usable after a fork."""
 
-    home: str = ""  # the folder its files lie in, by which `scan` keeps what it saw; '' for none
-    always_readable = False  # made in memory, where no file can be damaged
-    object_names: tuple[str, ...] = ()  # what the classes of `boxes` mean; empty without boxes
-    mask_names: tuple[str, ...] = ()  # what the classes of `mask` mean; empty without masks
-    mask_ignore: int | None = None  # the mask class that stands for 'not labelled'
-    mask_dtype: type[np.integer] = np.uint8  # what all its masks fit into: uint8, int16 or int32
-    tells_objects_apart = False  # `mask` has `instances`
+    home: str = ""  # folder of its files, the key of the scan cache; '' for none
+    always_readable = False  # True for images in memory, which have no files that can be damaged
+    object_names: tuple[str, ...] = ()  # class names of `boxes`; empty without boxes
+    mask_names: tuple[str, ...] = ()  # class names of `mask`; empty without masks
+    mask_ignore: int | None = None  # the mask class of unlabeled pixels
+    mask_dtype: type[np.integer] = np.uint8  # that holds the values of all masks: uint8, int16 or int32
+    tells_objects_apart = False  # True if `mask` has `instances`
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """A path, or a file and a row, that can be printed."""
+        """Return a printable path, or a file and a row."""
 
     def key(self, index: int) -> str:
-        """A name that stays the same when the data move to another folder or are listed in another order."""
+        """Return a name that does not change if the data moves to another folder or is listed in another order."""
         return self.where(index)
 
     def encoded(self, index: int) -> bytes | None:  # noqa: ARG002
-        """The file's bytes, undecoded (for checksums and header checks); None where there is no file."""
+        """Return the bytes of the file, for checksums and header checks, or None if there is no file."""
         return None
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """What differs once a picture has changed, of each row; None where that cannot be told."""
+        """Return a value per row that differs once the image has changed, or None if that cannot be determined."""
         return [None] * len(rows)
 
     def mask(self, index: int) -> Mask | None:  # noqa: ARG002
-        """What each pixel shows, or None where the source has no masks."""
+        """Return the mask, or None if the source has no masks."""
         return None
 
     def boxes(self, index: int) -> np.ndarray | None:  # noqa: ARG002
-        """(objects, 5): x0, y0, x1, y1 in half-open pixels, number of `object_names`; or None."""
+        """Return (objects, 5): x0, y0, x1, y1 in half-open pixels, index of `object_names`; or None."""
         return None
 
     def crowd(self, index: int) -> np.ndarray | None:  # noqa: ARG002
-        """(objects,) bool: which of `boxes` are heaps of objects, or too hard to tell; None where none is."""
+        """Return (objects,) bool, True for boxes of groups and of difficult objects; None if there are none."""
         return None
 
     def objects(self, index: int) -> Objects:
-        """What there is to find in a picture of a source with boxes."""
-        from patchloom_runtime.images.object_masks import masks_of_instances  # which naming classes does without
+        """Return the objects of an image of a source with boxes."""
+        from patchloom_runtime.images.object_masks import masks_of_instances  # not needed for classification
 
         boxes = np.asarray(self.boxes(index), np.float64).reshape(-1, 5)
         masks, mask = None, self.mask(index) if self.tells_objects_apart else None
@@ -176,7 +179,7 @@ class ImageStore(ABC):
 
 
 class ArrayImages(ImageStore):
-    """Pictures kept in memory, undecoded by nature: (N, H, W) grey or (N, H, W, 3) RGB, uint8."""
+    """Images in memory: (N, H, W) gray or (N, H, W, 3) RGB, uint8."""
 
     always_readable = True
 
@@ -188,27 +191,31 @@ class ArrayImages(ImageStore):
         return len(self._arrays)
 
     def read(self, index: int) -> Image.Image:
-        """The picture, mode RGB."""
+        """Return the image, mode RGB."""
         return Image.fromarray(self._arrays[index]).convert("RGB")
 
     def where(self, index: int) -> str:
-        """Data set and position."""
+        """Return dataset and position."""
+        return f"{self._name}, image {index}"
+
+    def key(self, index: int) -> str:
+        """Return dataset and position, in the words that runs have recorded and held-out splits depend on."""
         return f"{self._name}, picture {index}"
 
 
 def name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: int = 8) -> str:
-    """'a' (3 pictures), 'b' (1 picture) and 4 more."""
-    shown = [repr(name) for name in names[:limit]]
+    """Return a list of names for messages: 'a' (3 images), 'b' (1 image) and 4 more."""
+    listed = [repr(name) for name in names[:limit]]
     if counts is not None:
-        shown = [f"{n} ({c} picture{'s' * (c != 1)})" for n, c in zip(shown, counts, strict=False)]
+        listed = [f"{n} ({c} image{'s' * (c != 1)})" for n, c in zip(listed, counts, strict=False)]
     more = len(names) - limit
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(listed) + (f" and {more} more" if more > 0 else "")
 
 
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Bytes, and a number that is another once the file has changed or was replaced; None for what has gone.
+    """Return the size of a file and a number that changes with it, or None if it does not exist.
 
-    Anybody can set a file's modification time; the time of its last change of any kind and its inode are the system's.
+    The number depends on modification time, change time and inode: users can set the first, only the system the others.
     """
     try:
         status = os.stat(path)
@@ -219,14 +226,14 @@ def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def common_folder(files: Sequence[os.PathLike[str]]) -> str:
-    """The deepest folder that all files lie in."""
+    """Return the deepest folder that contains all files."""
     return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
 
 
 def stamps_inside(
     files: Sequence[os.PathLike[str]], home: str, places: Sequence[tuple[int, str]]
 ) -> list[Stamp | None]:
-    """Stamps of pictures that share files: `places` holds the number of each one's file and its name in it."""
+    """Return stamps of images that share files. `places` has the file number and the name in it per image."""
     states = [file_state(file) for file in files]
     names = [os.fsencode(os.path.relpath(file, home)) for file in files]
     return [
@@ -237,10 +244,10 @@ def stamps_inside(
 
 @dataclass(frozen=True)
 class Listing:
-    """One split as its source has it, before classes are matched by name.
+    """One split of a source, before classes are matched by name.
 
-    `labels` are numbers of `names`, which may include classes without a picture. `levels` maps a level's name
-    to {class: coarse class}. `rows` are positions in `pictures`, so that splits can share one store.
+    `labels` index `names`, which may include classes without an image. `levels` maps the name of a level to
+    {class: coarse class}. `rows` are positions in `images`, so that splits can share one store.
     """
 
     images: ImageStore
@@ -255,7 +262,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong with masks, boxes or sentences."""
+    """A fault of masks, boxes, labels or sentences."""
 
     where: str
     kind: str
@@ -264,7 +271,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as it was found; `val` and `test` are None where it has no such split, `faults` those of its lists."""
+    """An opened dataset. `val` and `test` are None if it has no such split; `faults` are those of its lists."""
 
     name: str
     train: Listing
@@ -272,18 +279,18 @@ class Source:
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     test: Listing | None = None
-    is_part: bool = False  # the val or test folder of a larger set, given by itself
+    is_part: bool = False  # True for the val or test folder of a larger dataset, opened by itself
 
     @property
     def listings(self) -> dict[str, Listing]:
-        """Split → its pictures; test only once where it stands for val."""
+        """Listings by split. A test split that is also used as val appears once, as val."""
         splits = {"train": self.train, "val": self.val, "test": None if self.test is self.val else self.test}
         return {split: listing for split, listing in splits.items() if listing is not None}
 
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """The `ImageSet` of every source: some rows of its pictures, with their numbers in one class table."""
+    """The `ImageSet` of every source: rows of a store, with labels that index one class table."""
 
     images: ImageStore
     rows: np.ndarray  # (len,) int64
@@ -291,35 +298,35 @@ class LabeledImages:
     classes: ClassTable
     notes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
-    categories: tuple[int, ...] | None = None  # what each of `pictures.object_names` is told as, −1 for nothing
+    categories: tuple[int, ...] | None = None  # box class of each of `images.object_names`; −1 drops its boxes
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def with_object_names(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "LabeledImages":
-        """The same pictures, whose objects are numbered by these names; `coarse` is the name of each at that level."""
+        """Return a copy whose box classes index `names`; `coarse` maps names to those of a coarser level."""
         number = {name: i for i, name in enumerate(names)}
         own = self.images.object_names
         return replace(self, categories=tuple(number.get((coarse or {}).get(name, name), -1) for name in own))
 
     def with_parts(self, *parts: str) -> "LabeledImages":
-        """The same pictures, of which `sample` reads these parts too."""
+        """Return a copy whose `sample` also reads these parts."""
         source = self.images
         has_masks = bool(source.mask_names) or source.mask_ignore is not None
-        offers = {
+        has_part = {
             "mask": has_masks,
             "instances": has_masks and source.tells_objects_apart,
             "boxes": bool(source.object_names),
         }
-        offered = [name for name in PARTS if offers[name]]
+        offered = [name for name in PARTS if has_part[name]]
         if missing := [name for name in parts if name not in offered]:
-            has = " and ".join(offered) or "nothing"
-            raise UsageError(f"these data have no {' and '.join(missing)}; beside pictures they have {has}")
+            available = " and ".join(offered) or "nothing"
+            raise UsageError(f"these data have no {' and '.join(missing)}; in addition to images they have {available}")
         return replace(self, parts=parts)
 
     @property
     def layers(self) -> dict[str, LayerKind]:
-        """What the layers among `parts` hold."""
+        """Type and fill value of each layer (mask, instances) in `parts`."""
         source = self.images
         ignored = source.mask_ignore
         if ignored is None:
@@ -328,7 +335,7 @@ class LabeledImages:
         return {name: kinds[name] for name in self.parts if name in kinds}
 
     def sample(self, index: int, reduction: Callable[[tuple[int, int]], int] | None = None) -> Sample:
-        """The picture with its `parts`, to which pixels belong: one with parts comes whole."""
+        """Read the image with its `parts`. An image with parts is not reduced, since these refer to its pixels."""
         if reduction and not self.parts and (data := self.encoded(index)) is not None:
             image, whole = decode_shrunk(data, self.where(index), reduction)
             self._refuse_reduced(image, index)
@@ -351,18 +358,18 @@ class LabeledImages:
                 if self.categories is not None:
                     boxes[:, 4] = np.array(self.categories, np.float32)[boxes[:, 4].astype(np.int64)]
                     boxes = boxes[boxes[:, 4] >= 0]
-            except (ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
+            except (ValueError, TypeError, IndexError) as error:  # a column of foreign data may hold anything
                 raise DataError(f"{where}: boxes cannot be read ({error})") from error
         return Sample(image, layers, boxes)
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
         image = self.images.read(int(self.rows[index]))
         self._refuse_reduced(image, index)
         return image
 
     def _refuse_reduced(self, image: Image.Image, index: int) -> None:
-        """Boxes are in pixels of the whole picture, which one of too many pixels is not."""
+        """Raise DataError if an image with boxes was decoded smaller, since boxes are in pixels of the full image."""
         if self.images.object_names and (whole := image.info.get(WHOLE)):
             raise DataError(
                 f"{self.where(index)}: {whole[0]}×{whole[1]} pixels, more than the limit of {MAX_PIXELS:,} for images "
@@ -370,48 +377,48 @@ class LabeledImages:
             )
 
     def where(self, index: int) -> str:
-        """Where the picture came from, for messages."""
+        """Return the location of the image, for messages."""
         return self.images.where(int(self.rows[index]))
 
     def key(self, index: int) -> str:
-        """The picture's name within its data set."""
+        """Return the name of the image within its dataset."""
         return self.images.key(int(self.rows[index]))
 
     def encoded(self, index: int) -> bytes | None:
-        """The undecoded file, or None where there is none."""
+        """Return the bytes of the file, or None if there is none."""
         return self.images.encoded(int(self.rows[index]))
 
     def mask(self, index: int) -> Mask | None:
-        """What each pixel shows, in numbers of `pictures.mask_names`; None without masks."""
+        """Return the mask, whose classes index `images.mask_names`, or None."""
         return self.images.mask(int(self.rows[index]))
 
     def boxes(self, index: int) -> np.ndarray | None:
-        """(objects, 5): x0, y0, x1, y1, number of `pictures.object_names`; None without boxes."""
+        """Return (objects, 5): x0, y0, x1, y1, index of `images.object_names`; or None."""
         return self.images.boxes(int(self.rows[index]))
 
     def objects(self, index: int) -> Objects:
-        """What there is to find in the picture."""
-        found = self.images.objects(int(self.rows[index]))
-        if self.categories is None or not len(found.boxes):
-            return found
-        boxes = found.boxes.copy()
+        """Return the objects of the image."""
+        objects = self.images.objects(int(self.rows[index]))
+        if self.categories is None or not len(objects.boxes):
+            return objects
+        boxes = objects.boxes.copy()
         boxes[:, 4] = np.array(self.categories)[boxes[:, 4].astype(np.int64)]
         known = np.flatnonzero(boxes[:, 4] >= 0)
-        masks = None if found.masks is None else [found.masks[i] for i in known]
-        return Objects(boxes[known], found.crowd[known], found.areas[known], masks)
+        masks = None if objects.masks is None else [objects.masks[i] for i in known]
+        return Objects(boxes[known], objects.crowd[known], objects.areas[known], masks)
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set as `train` uses it: sets over one class table, and what was noticed while opening it."""
+    """A dataset as `train` uses it: splits over one class table, and notes on how it was opened."""
 
     name: str
     train: ImageSet
     val: ImageSet
     notes: Sequence[str] = ()
-    test: ImageSet | None = None  # never looked at while training
+    test: ImageSet | None = None  # not used in training
 
     @property
     def classes(self) -> ClassTable:
-        """The table all splits are numbered by."""
+        """The class table of all splits."""
         return self.train.classes

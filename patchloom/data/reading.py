@@ -1,6 +1,4 @@
-"""How a data set is read where it could be read in several ways: the options that `train`, `check`, `evaluate`, `index`
-and `report` share, and that a run remembers.
-"""
+"""Options for reading a dataset, which `train`, `check`, `evaluate`, `index` and `report` share and a run records."""
 
 import os
 import shlex
@@ -63,16 +61,16 @@ class Reading:
 
     @property
     def names_file(self) -> Path | None:
-        """The file of names, from the current folder."""
+        """Path of the names file, relative to the current folder."""
         return Path(os.path.expanduser(self.names)) if self.names is not None else None
 
     @classmethod
-    def of(cls, settings: object) -> "Reading":
-        """What settings say that have a field of each of these names."""
+    def from_settings(cls, settings: object) -> "Reading":
+        """Return the reading of settings that have fields with these names."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
-    def given(self) -> dict[str, str | int]:
-        """Name → value of what is not left out."""
+    def chosen(self) -> dict[str, str | int]:
+        """Return the fields that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value if isinstance(value, int) else os.fspath(value)
@@ -81,12 +79,14 @@ class Reading:
         }
 
     def options(self) -> str:
-        """As the command line takes them, each with a space before it; '' where nothing is given."""
-        return "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self.given().items())
+        """Return the command-line options, each with a space before it, or '' if there are none."""
+        return "".join(
+            f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self.chosen().items()
+        )
 
     def filled_from(self, other: "Reading") -> "Reading":
-        """What is given here, and of the rest what is given there."""
-        return Reading(**(other.given() | self.given()))  # type: ignore[arg-type]
+        """Return a copy with the unset fields taken from `other`."""
+        return Reading(**(other.chosen() | self.chosen()))  # type: ignore[arg-type]
 
 
 AS_IT_IS = Reading()

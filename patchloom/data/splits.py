@@ -1,8 +1,8 @@
-"""Listings → train, val and test over one class table.
+"""Train, val and test splits over one class table, made from listings.
 
-Classes are numbered once, by name, from the training split. A class of val that train does not have never
-shifts a number: it is named and left out, or is an error where `strict`. A missing val is made as a list of
-rows, never by copying files, and depends only on the pictures' names and the seed.
+Classes are numbered once, by name, from the training split. A class of val that train does not have never shifts a
+number: it is left out with a note, or is an error with `strict`. A missing val split is made as a list of rows, without
+copying files, and depends only on the names of the images and the seed.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 
 TRAIN_NAMES = ("train", "training")
-VAL_NAMES = ("val", "valid", "validation")  # of these and the next, the first that a source has is used
+VAL_NAMES = ("val", "valid", "validation")  # the first that a source has is used, as of the next
 TEST_NAMES = ("test", "testing")
-_STRANGER = -2  # the number of a class that the table does not have
+_UNKNOWN = -2  # number of a class that the table does not have
 
 
 def make_splits(
@@ -38,40 +38,50 @@ def make_splits(
     labeled: bool = True,
     copies: Sequence[Sequence[int]] = (),
 ) -> Splits:
-    """Train, val and test of `source`, numbered by one table. Without `labelled`, one class or none will do.
+    """Return train, val and test of `source` over one class table.
 
-    `copies` are groups of positions in train that a split made here keeps on one side.
+    Args:
+        source: The listings.
+        val_fraction: Share of train to hold out if there is no val split.
+        strict: Raise errors instead of leaving out unknown and empty classes.
+        seed: Seed of the held-out split.
+        level: Label by this coarser level.
+        labeled: False accepts images without labels and sources with fewer than two classes.
+        copies: Groups of positions in train that stay on one side of a split made here.
     """
     table, notes = usable_classes(source, strict=strict, level=level, labeled=labeled)
     notes += [f"{fault.kind}: {fault.detail}" for fault in source.faults if fault.kind in KINDS]
     train = match(source.train, table)
     if source.val is None:
-        kept, held_out = split_rows(train, val_fraction, seed, copies)
-        train, val = _subset(train, kept), _subset(train, held_out)
+        remaining, held_out = split_rows(train, val_fraction, seed, copies)
+        train, val = _subset(train, remaining), _subset(train, held_out)
         together = ", copies together" if copies else ""
-        unseen = "; test stays unseen" if source.test is not None else ""
-        notes.append(
-            f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together}){unseen}"
-        )
+        unused = "; test stays unseen" if source.test is not None else ""
+        total = len(train) + len(val)
+        notes.append(f"no val split: {len(val)} of {total} images held out (seed {seed}{together}){unused}")
     else:
         val = match(source.val, table, strict=strict)
-    test, of_test = _matched_test(source, table, strict=strict)
+    test, test_notes = _matched_test(source, table, strict=strict)
     if level is not None:
         train, val, test = at_level(train, level), at_level(val, level), test and at_level(test, level)
     if not len(train) or not len(val):
-        empty = "train" if not len(train) else "val"
-        why = "; copies of one picture are kept together" if copies and source.val is None else ""
-        counts = f"{len(train)} train, {len(val)} val{why}"
-        needed = ""
-        if source.val is None and not len(val):
-            needed = "; a class needs two images or more, or put images to validate with in a folder val/"
-            needed += "; --val test validates on the test images" if source.test is not None else ""
-        raise DataError(f"{source.name}: no image is left for {empty} ({counts}){needed}")
-    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *of_test), test)
+        raise DataError(_empty_split(source, train, val, bool(copies)))
+    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *test_notes), test)
+
+
+def _empty_split(source: Source, train: LabeledImages, val: LabeledImages, copies: bool) -> str:
+    empty = "train" if not len(train) else "val"
+    why = "; copies of one image are kept together" if copies and source.val is None else ""
+    counts = f"{len(train)} train, {len(val)} val{why}"
+    advice = ""
+    if source.val is None and not len(val):
+        advice = "; a class needs two images or more, or put images to validate with in a folder val/"
+        advice += "; --val test validates on the test images" if source.test is not None else ""
+    return f"{source.name}: no image is left for {empty} ({counts}){advice}"
 
 
 def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[LabeledImages | None, tuple[str, ...]]:
-    """The test pictures a run can be tested on later; None where val has them, or none has a class of train."""
+    """Return the test images with a class of train, and notes; None if val uses them or none has such a class."""
     if source.test is None or source.test is source.val:
         return None, ()
     try:
@@ -81,16 +91,16 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[L
             raise
         return None, (f"{error}; test is not used",)
     images = test.images
-    of_objects = bool(images.object_names or images.mask_names) or images.mask_ignore is not None
-    if len(table) and not of_objects and np.all(test.labels == UNLABELED):
-        return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
+    annotated = bool(images.object_names or images.mask_names) or images.mask_ignore is not None
+    if len(table) and not annotated and np.all(test.labels == UNLABELED):
+        return None, (f"the {len(test):,} images of test have no labels: they can be predicted, not evaluated",)
     return test, test.notes
 
 
 def usable_classes(
     source: Source, *, strict: bool = False, level: str | None = None, labeled: bool = True
 ) -> tuple[ClassTable, list[str]]:
-    """The class table of train, refused where it is not enough for what is wanted; and notes on it."""
+    """Return the class table of train, and notes. Raise DataError if it is not sufficient for the task."""
     images = source.train.images
     classify = labeled and not (images.mask_names or images.object_names)
     if classify and np.any(source.train.labels == UNLABELED):
@@ -100,19 +110,19 @@ def usable_classes(
         check_level(level, table.levels)
     names = table.names if level is None else table.levels[level][0]
     if classify and len(names) < 2:
-        found = f"one class ({names[0]!r})" if names else "no class"
-        found += f" at level {level!r}" if level else ""
+        classes = f"one class ({names[0]!r})" if names else "no class"
+        classes += f" at level {level!r}" if level else ""
         raise DataError(
-            f"{source.name}: {found}; classification needs at least two: add a folder for another class, or pass "
+            f"{source.name}: {classes}; classification needs at least two: add a folder for another class, or pass "
             "--recipe dino, which learns from images without classes"
         )
     return table, notes
 
 
 def class_table(listing: Listing, *, strict: bool = False, where: str = "train") -> tuple[ClassTable, list[str]]:
-    """The classes that have pictures in a training listing, in its order, and a note on the others.
+    """Return the classes with images in a training listing, in its order, and a note on the empty ones.
 
-    `where` says in messages whose levels these are.
+    `where` names the source in messages about levels.
     """
     labels = listing.labels[listing.labels != UNLABELED]
     counts = np.bincount(labels, minlength=len(listing.names))
@@ -120,15 +130,15 @@ def class_table(listing: Listing, *, strict: bool = False, where: str = "train")
         row = int(np.argmax(listing.labels))
         where = listing.images.where(int(listing.rows[row]))
         raise DataError(f"{where}: label {listing.labels[row]} is outside 0…{len(listing.names) - 1}")
-    # Where no picture as a whole has a label (masks, boxes), the names are those of the objects: all stay.
+    # If no image has a label (masks, boxes), the names are those of objects, and all of them are used.
     used = [i for i in range(len(listing.names)) if counts[i] or not len(labels)]
     empty = [name for name, count in zip(listing.names, counts, strict=True) if not count and len(labels)]
     notes = []
     if empty:
-        said = f"no pictures in train for {name_some(empty)}"
+        problem = f"no images in train for {name_some(empty)}"
         if strict:
-            raise DataError(f"{said}; add some or remove the class")
-        notes.append(f"{said}; left out")
+            raise DataError(f"{problem}; add some or remove the class")
+        notes.append(f"{problem}; left out")
     names = tuple(listing.names[i] for i in used)
     return ClassTable(names, numbered_levels(names, listing.levels, where)), notes
 
@@ -141,41 +151,41 @@ def match(
     what: str = "val",
     known_by: str = "train",
 ) -> LabeledImages:
-    """The pictures of `listing` whose class `table` has, renumbered by name; the rest named and left out.
+    """Return the images of `listing` whose class is in `table`, renumbered by name, with a note on the others.
 
-    `what` and `known_by` say in messages whose pictures and whose table these are.
+    `what` and `known_by` are the names of the listing and of the table in messages.
     """
     number = {name: i for i, name in enumerate(table.names)}
     forms = {name: plain_form(name) for name in listing.names if table.also and name not in number}
     others = {name: table.also[form] for name, form in forms.items() if form in table.also}
     number |= others
-    renumbered = np.array([*(number.get(name, _STRANGER) for name in listing.names), UNLABELED], dtype=np.int64)
-    labels = renumbered[listing.labels]  # UNLABELLED (−1) picks the last entry
-    strangers = np.flatnonzero(labels == _STRANGER)
+    renumbered = np.array([*(number.get(name, _UNKNOWN) for name in listing.names), UNLABELED], dtype=np.int64)
+    labels = renumbered[listing.labels]  # UNLABELED (−1) picks the last entry
+    unknown = np.flatnonzero(labels == _UNKNOWN)
     notes: tuple[str, ...] = ()
     if others:
         pairs = name_some([f"{name} = {table.names[of]}" for name, of in others.items()])
         notes = (f"{len(others)} of the {len(listing.names)} classes are known by other names: {pairs}",)
-    if len(strangers):
-        numbers, counts = np.unique(listing.labels[strangers], return_counts=True)
+    if len(unknown):
+        numbers, counts = np.unique(listing.labels[unknown], return_counts=True)
         named = name_some([listing.names[i] for i in numbers], [int(count) for count in counts])
-        said = f"{what} has {'a class' if len(numbers) == 1 else 'classes'} that {known_by} has not: {named}"
-        if len(strangers) == len(listing):
-            raise DataError(f"{said}, and no other; {known_by} has {name_some(table.names)}")
+        problem = f"{what} has {'a class' if len(numbers) == 1 else 'classes'} that {known_by} does not have: {named}"
+        if len(unknown) == len(listing):
+            raise DataError(f"{problem}, and no other; {known_by} has {name_some(table.names)}")
         if strict:
-            raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
-        notes = (*notes, f"{said}; left out")
-    known = np.flatnonzero(labels != _STRANGER)
+            raise DataError(f"{problem}; add images of it to train, or turn strict off to leave it out")
+        notes = (*notes, f"{problem}; left out")
+    known = np.flatnonzero(labels != _UNKNOWN)
     return LabeledImages(listing.images, listing.rows[known], labels[known], table, notes)
 
 
 def split_rows(
     images: LabeledImages, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions kept and held out, each group of `copies` on one side.
+    """Return the remaining and the held-out positions, with each group of `copies` on one side.
 
-    Every class has `fraction` of its pictures held out, as near as whole groups allow, and at least one on either side
-    where it has two pictures that are no copies.
+    Of every class, `fraction` of the images are held out, as closely as whole groups allow. A class with two images
+    that are not copies has at least one on each side.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
@@ -187,7 +197,7 @@ def split_rows(
     units = [(unit, Counter(labels[i] for i in unit)) for unit in _units(images, seed, copies)]
 
     def fits(counts: Counter[int]) -> bool:
-        """Whether train keeps a picture of each class."""
+        """Return whether train still has an image of each class."""
         return all(taken[label] + count < sizes[label] for label, count in counts.items())
 
     def take(unit: Sequence[int], counts: Counter[int]) -> None:
@@ -198,7 +208,7 @@ def split_rows(
         nearer = all(2 * (wanted[label] - taken[label]) > count for label, count in counts.items())
         if nearer and fits(counts):
             take(unit, counts)
-    # A class of large groups alone may have none yet.
+    # A class that consists of large groups may have none yet.
     for unit, counts in sorted(units, key=lambda one: len(one[0])):
         if any(wanted[label] and not taken[label] for label in counts) and fits(counts):
             take(unit, counts)
@@ -206,7 +216,7 @@ def split_rows(
 
 
 def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Groups and single pictures in an order that depends on the pictures' names and the seed alone."""
+    """Return groups and single images in an order that depends only on their names and the seed."""
     salt = f"{seed}/".encode()
     keys = [images.key(i).encode("utf-8", "surrogateescape") for i in range(len(images))]
     ranks = [(hashlib.blake2b(salt + key, digest_size=8).digest(), key) for key in keys]
@@ -216,13 +226,13 @@ def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) ->
 
 
 def name_files(files: Sequence[Path]) -> dict[str, Path]:
-    """Files by name, or by folder/name where names repeat (train/0000.parquet, test/0000.parquet)."""
+    """Return files by name, or by folder/name if names repeat (train/0000.parquet, test/0000.parquet)."""
     unique = len({file.name for file in files}) == len(files)
     return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}
 
 
 class SplitNames(NamedTuple):
-    """Names of files, or of rows' splits, by the split they say."""
+    """Names of files, folders or splits, grouped by the split that they denote."""
 
     train: list[str]
     val: list[str]
@@ -231,87 +241,87 @@ class SplitNames(NamedTuple):
 
 
 def group_by_split(names: Sequence[str]) -> SplitNames:
-    """Each name under the split it says, as a word: cifar-train-0of3.parquet, Validation; all train where none says so.
+    """Group names by the split in them: cifar-train-0of3.parquet, Validation. Without a train split, all are train.
 
-    Of several names of val or of test the first is used.
+    If there are several words for val or for test, only the first is used.
     """
     words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
-    train = [name for name in names if _says_train(name)]
+    train = [name for name in names if _is_train(name)]
     if not train:
         return SplitNames(list(names), [], [], [])
     rest = [name for name in names if name not in train]
 
-    def saying(known: Sequence[str]) -> list[str]:
+    def with_word(known: Sequence[str]) -> list[str]:
         chosen = next((split for split in known if any(split in words[name] for name in rest)), "")
         return [name for name in rest if chosen and chosen in words[name]]
 
-    val = saying(VAL_NAMES)
-    test = [name for name in saying(TEST_NAMES) if name not in val]
+    val = with_word(VAL_NAMES)
+    test = [name for name in with_word(TEST_NAMES) if name not in val]
     return SplitNames(train, val, test, [name for name in rest if name not in (*val, *test)])
 
 
-def _says_train(name: str) -> bool:
+def _is_train(name: str) -> bool:
     return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
 
 
 def says_a_split(name: str) -> bool:
-    """Whether a word of the name is that of a split: train2017, Validation."""
+    """Return whether a word of the name is that of a split: train2017, Validation."""
     return bool(set(re.split(r"[^a-z]+", name.lower())) & {*TRAIN_NAMES, *VAL_NAMES, *TEST_NAMES})
 
 
 def listings_by_split(
     whole: Listing, splits: Sequence[str]
 ) -> tuple[Listing, Listing | None, Listing | None, tuple[str, ...]]:
-    """`whole` divided by the split each row names: train, val or None, test or None, and a note on the others."""
+    """Divide a listing by the split of each row. Returns train, val or None, test or None, and notes."""
     names = group_by_split(sorted(set(splits)))
-    said = np.array(splits)
+    split_of_row = np.array(splits)
 
     def pick(chosen: list[str]) -> Listing:
-        rows = np.flatnonzero(np.isin(said, chosen))
+        rows = np.flatnonzero(np.isin(split_of_row, chosen))
         return replace(whole, rows=whole.rows[rows], labels=whole.labels[rows])
 
     notes = (f"rows of other splits, not used: {', '.join(names.unused)}",) if names.unused else ()
-    if len(names.train) > 1 and not names.val and not names.test and not any(map(_says_train, names.train)):
-        told = name_some(names.train, [int(np.sum(said == name)) for name in names.train])
-        notes = (f"the split column says {told}, and none of them train, val or test: all are train",)
+    if len(names.train) > 1 and not names.val and not names.test and not any(map(_is_train, names.train)):
+        listed = name_some(names.train, [int(np.sum(split_of_row == name)) for name in names.train])
+        notes = (f"the split column has {listed}, and none of them is train, val or test: all are train",)
     val, test = (pick(chosen) if chosen else None for chosen in (names.val, names.test))
     return pick(names.train), val, test, notes
 
 
 def with_val(source: Source, choice: Literal["held-out", "test"]) -> Source:
-    """Return the source with the val split that the user chose."""
+    """Return the source with the val split that the user chose: held-out images of train, or test."""
     if choice == "test":
         if source.test is None:
             raise UsageError(f"--val test: {source.name} has no test split; it has {' and '.join(source.listings)}")
         note = "validated on test: the best epoch is chosen on the images that the result is reported on"
         return replace(source, val=source.test, notes=(*source.notes, note))
     if source.is_part or source.val is None or source.test is not None:
-        return source  # has no val split to set aside, or one beside its test split
-    note = f"val is taken out of train; the {len(source.val):,} images of its own are kept for a test"
+        return source  # it has no val split to set aside, or has a test split too
+    note = f"val is held out of train; the {len(source.val):,} images of its own val split are left for a test"
     return replace(source, val=None, test=source.val, notes=(*source.notes, note))
 
 
 def share_of_train(splits: Splits, share: float) -> Splits:
-    """The splits with a share of the training pictures of each class, at least one.
+    """Return the splits with a share of the training images of each class, at least one.
 
-    Which they are depends on their names alone, and a smaller share is part of a larger one.
+    The choice depends on their names alone, and a smaller share is a subset of a larger one.
     """
     train = splits.train
     if share >= 1 or not isinstance(train, LabeledImages):
         return splits
     labels = train.labels
     left = {int(label): max(1, round(share * int(np.sum(labels == label)))) for label in np.unique(labels)}
-    kept = []
+    chosen = []
     for (position,) in _units(train, 0, ()):
         if left[int(labels[position])]:
             left[int(labels[position])] -= 1
-            kept.append(position)
-    said = f"{len(kept):,} of the {len(train):,} training pictures are used (train_share {share:g})"
-    return replace(splits, train=_subset(train, np.sort(np.array(kept))), notes=(*splits.notes, said))
+            chosen.append(position)
+    note = f"{len(chosen):,} of the {len(train):,} training images are used (train_share {share:g})"
+    return replace(splits, train=_subset(train, np.sort(np.array(chosen))), notes=(*splits.notes, note))
 
 
 def at_level(images: LabeledImages, level: str) -> LabeledImages:
-    """The same pictures labelled by a coarser level of their class table."""
+    """Return the images labeled by a coarser level of their class table."""
     check_level(level, images.classes.levels)
     names, coarse = images.classes.levels[level]
     labels = np.array([*coarse, UNLABELED], dtype=np.int64)[images.labels]
@@ -319,14 +329,14 @@ def at_level(images: LabeledImages, level: str) -> LabeledImages:
 
 
 def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
-    """The level with most of a model's `classes` among its names, the first of equals; None where none has any."""
+    """Return the level with most of a model's `classes` (the first of equals), or None if none has any."""
     shared = {level: len(set(classes) & set(names)) for level, names in levels.items()}
     best = max(shared, key=lambda level: shared[level])
     return best if shared[best] else None
 
 
 def coarsen(listing: Listing, level: str) -> Listing:
-    """The same listing labelled by a coarser level; a class that the level does not know keeps its name."""
+    """Return the listing labeled by a coarser level. A class that is not part of the level keeps its name."""
     check_level(level, listing.levels)
     coarse = [listing.levels[level].get(name, name) for name in listing.names]
     names = tuple(sorted(set(coarse)))

@@ -75,7 +75,7 @@ class RunMetadata:
     @property
     def reading(self) -> Reading:
         """How the data were read."""
-        return Reading.of(self)
+        return Reading.from_settings(self)
 
     def command(self, folder: Path) -> str:
         """Return the command that trains the same run into a new folder."""
@@ -103,7 +103,7 @@ def read_run_metadata(folder: Path) -> RunMetadata | None:
         metadata = RunMetadata(**{name: value for name, value in values.items() if name in known})
         if min(metadata.epochs, metadata.seconds) < 0:
             raise ValueError("it counts epochs or seconds below 0")
-        Reading.of(metadata)  # raises ValueError for unknown words
+        Reading.from_settings(metadata)  # raises ValueError for unknown words
         return metadata
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or remove it.") from error

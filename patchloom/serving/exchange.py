@@ -1,138 +1,119 @@
-"""One HTTP exchange: the body read within its limits of size and time, the answer sent, the rest of the body drained.
+"""One HTTP request and its response, on top of Starlette's objects.
 
-This is ASGI, so any server of that interface can stand in front of it.
+Starlette reads a body without a minimum rate and without a limit for all clients together, and does not drain the body
+of a refused request; `Exchange` does.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from patchloom.serving.admission import Admission
-from patchloom.serving.limits import UNREAD_GRACE_SECONDS, UNREAD_SECONDS, Limits
-from patchloom.serving.refusals import Refused, overloaded
+from patchloom.serving.limits import UNREAD_GRACE_SECONDS, UNREAD_SECONDS, overloaded
 from patchloom.serving.uploads import Upload, paced
+from patchloom_runtime.errors import shortened
+from patchloom_runtime.printable import printable
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-JSON = "application/json"
-_ALWAYS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_MOST_DRAINED = 64 << 20  # bytes of a refused body that are read, so that its client gets to read the answer
+_COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_DRAINED_BYTES = 64 << 20  # of a refused body, at most
 
 
-@dataclass(frozen=True)
-class Response:
-    """What a client is told."""
+class AsciiJSONResponse(JSONResponse):
+    """JSON in ASCII, since file names may hold lone surrogates, which UTF-8 cannot encode."""
 
-    status: int = HTTPStatus.OK
-    body: bytes = b""
-    kind: str = JSON
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
-def json_response(value: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    """A value as JSON."""
-    return Response(status, json.dumps(value).encode(), JSON, headers or {})
-
-
-def refusal(refused: Refused) -> Response:
-    """The reason as JSON."""
-    return json_response({"error": refused.reason}, refused.status, refused.headers)
+def error_response(error: HTTPException) -> AsciiJSONResponse:
+    """Return `{"error": REASON}`, with the reason on one printable line whatever the client sent."""
+    return AsciiJSONResponse({"error": shortened(printable(error.detail))}, int(error.status_code), error.headers)
 
 
 class Exchange:
-    """A request and the way back to its client."""
+    """A request body read within its limits, and a response with common headers; `count` gets its status once."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
-        self.method, self.path = str(scope["method"]), str(scope["path"])
-        self.query: bytes = scope.get("query_string", b"")
-        self.seconds: dict[str, float] = {}  # of waiting, by reason
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, count: Callable[[int], None] = lambda _status: None
+    ) -> None:
+        self.wait_seconds: dict[str, float] = {}  # by reason
         self.began = time.monotonic()
-        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])  # names in lower case, as ASGI has them
-        self._receive, self._send, self._limits = receive, send, limits
-        self._unread = True
+        self._request, self._receive, self._send, self._count = Request(scope, receive), receive, send, count
+        self.has_responded = False
+        self._is_head = scope["method"] == "HEAD"
+        self._is_unread = scope["method"] not in ("GET", "HEAD")
 
-    def header(self, name: str) -> str:
-        """Its value, '' where it was not sent; the last of several."""
-        return next(iter(reversed(self.headers(name))), "")
-
-    def headers(self, name: str) -> list[str]:
-        """All of its values."""
-        return [bytes(value).decode("latin-1") for each, value in self._headers if each == name.encode()]
-
-    @property
-    def kind(self) -> str:
-        """The type of the body, without parameters."""
-        return self.header("content-type").partition(";")[0].strip().lower()
-
-    async def body(self, admission: Admission) -> bytes:
-        """The whole body; the caller gives its bytes back to `admission.held_bytes`."""
-        limit = self._limits.body_bytes
-        told = self.header("content-length")
-        if told.isdecimal() and int(told) > limit:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has {told} bytes, at most {limit:,} are read")
+    async def read_body(self, admission: Admission) -> bytes:
+        """Return the whole body; the caller subtracts its size from `admission.held_bytes` when it is done."""
+        limit = admission.limits.body_bytes
+        length = self._request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            reason = f"the body has {length} bytes, the limit is {limit:,}"
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
         parts: list[bytes] = []
         try:
-            async with admission.uploads.slot(self._limits.upload_seconds) as upload:
-                await self._read(parts, upload, admission)
+            async with admission.uploads.slot(admission.limits.upload_seconds) as upload:
+                await self._read_parts(parts, upload, admission)
         except BaseException as error:
             size = sum(map(len, parts))
             admission.held_bytes -= size
             if isinstance(error, TimeoutError):
-                seconds = time.monotonic() - self.began
-                reason = f"only {size} bytes of the body came within {seconds:.1f} s"
-                raise Refused(HTTPStatus.REQUEST_TIMEOUT, reason) from None
+                reason = f"only {size} bytes of the body arrived within {time.monotonic() - self.began:.1f} s"
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, reason) from None
+            if isinstance(error, ClientDisconnect):
+                raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
             raise
-        self._unread = False
-        self.seconds["upload"] = time.monotonic() - self.began
+        self._is_unread = False
+        self.wait_seconds["upload"] = time.monotonic() - self.began
         return b"".join(parts)
 
-    async def _read(self, parts: list[bytes], upload: Upload, admission: Admission) -> None:
-        """Add the parts of the body to `parts` and to `admission.held_bytes`."""
-        limit = self._limits.body_bytes
-        size, more = 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(HTTPStatus.BAD_REQUEST, "the body ended before its end")
-            part, more = message.get("body", b""), bool(message.get("more_body"))
-            size += len(part)
-            if size > limit:
-                reason = f"the body has more than the {limit:,} bytes that are read"
-                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
-            upload.received(len(part))
-            admission.held_bytes += len(part)
-            parts.append(part)
-            if admission.held_bytes > self._limits.held_bytes:
-                raise overloaded("others are uploading as much as there is memory for", 1)
+    async def _read_parts(self, parts: list[bytes], upload: Upload, admission: Admission) -> None:
+        limits, size = admission.limits, 0
+        async with aclosing(self._request.stream()) as stream:
+            async for part in stream:
+                size += len(part)
+                if size > limits.body_bytes:
+                    reason = f"the body has more than {limits.body_bytes:,} bytes, the limit"
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
+                upload.received(len(part))
+                admission.held_bytes += len(part)
+                parts.append(part)
+                if admission.held_bytes > limits.held_bytes:
+                    raise overloaded("the memory for uploads is in use", 1)
 
-    async def respond(self, response: Response) -> None:
-        """Answer; then take what the client still sends, for a while, since one that cannot send does not read."""
-        refused_unread = self._unread and self.method not in ("GET", "HEAD")
-        headers = {"Content-Type": response.kind, "Content-Length": str(len(response.body)), **response.headers}
-        if refused_unread:
-            headers["Connection"] = "close"
-        if self.seconds:
-            timing = (f"{reason};dur={1000 * seconds:.1f}" for reason, seconds in self.seconds.items())
-            headers["Server-Timing"] = ", ".join(timing)
-        encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        body = b"" if self.method == "HEAD" else response.body
-        await self._send({"type": "http.response.start", "status": int(response.status), "headers": _ALWAYS + encoded})
-        await self._send({"type": "http.response.body", "body": body})
-        if refused_unread:
-            await self._drain()
+    async def send(self, message: Message) -> None:
+        """Send a message of the response with the common headers; HEAD gets no body."""
+        if message["type"] == "http.response.start":
+            headers = [*_COMMON_HEADERS, *message["headers"]]
+            if self._is_unread:
+                headers.append((b"connection", b"close"))
+            if self.wait_seconds:
+                timing = (f"{reason};dur={1000 * seconds:.1f}" for reason, seconds in self.wait_seconds.items())
+                headers.append((b"server-timing", ", ".join(timing).encode()))
+            self.has_responded = True
+            self._count(message["status"])
+            message = {**message, "headers": headers}
+        elif self._is_head:
+            message = {**message, "body": b""}
+        await self._send(message)
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
+        """Read what is left of a refused body for a while: a client that cannot send does not read the response."""
+        if not self._is_unread:
+            return
         size = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(UNREAD_SECONDS), paced(UNREAD_GRACE_SECONDS) as upload:
-                while size < _MOST_DRAINED:
+                while size < _DRAINED_BYTES:
                     message = await self._receive()
                     part = message.get("body", b"")
                     size += len(part)

@@ -1,7 +1,7 @@
-"""Which hosts and pages a request may come by, so that no page of a stranger can ask through somebody's browser.
+"""Checks of Host and Origin, so that no foreign web page can use the server through somebody's browser.
 
-A browser names the host it believes to ask, also where a stranger's name server points that name at this machine (DNS
-rebinding), and the origin of the page that asks.
+A browser sends the host it believes to talk to, even if a foreign name server points that name at this machine (DNS
+rebinding), and the origin of the page. Starlette's TrustedHostMiddleware ignores ports, origins and repeated headers.
 """
 
 import ipaddress
@@ -9,21 +9,30 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from patchloom.serving.exchange import Exchange
-from patchloom.serving.names import is_local
-from patchloom.serving.refusals import Refused
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
 from patchloom_runtime.errors import UsageError
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
-class Hosts:
-    """The values that a Host header may have, without a port or with that of the server.
+def is_local(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
-    On a loopback address: the names of this machine, the one listened on and `allowed`. On another address: any, or
-    where `allowed` names some, these, those of a loopback address and all IP addresses, which probes and scrapers ask
-    by and no name server can point elsewhere. Without an address, as behind another server: any.
+
+class Hosts:
+    """The accepted values of the Host header, without a port or with the server's.
+
+    - On a loopback address: the names of this machine, the address of `--host`, and `allowed`.
+    - On another address: any host. If `allowed` is not empty: these, the loopback names, and all IP addresses, since
+      probes and scrapers use them and no name server can point them elsewhere.
+    - Without an address, as behind another ASGI server: any host.
     """
 
     def __init__(self, host: str = "", address: str = "", port: int = 0, allowed: Sequence[str] = ()) -> None:
@@ -37,30 +46,30 @@ class Hosts:
         names = {*_LOOPBACK, *listened, *self._allowed}
         self._names = names | {f"{name}:{port}" for name in names}
 
-    def check(self, exchange: Exchange) -> None:
-        """Refuse a request that came by another host, or that a page of another origin makes a browser post."""
-        hosts = [host.lower() for host in exchange.headers("host")]
+    def check(self, headers: Headers, method: str) -> None:
+        """Raise HTTPException for a request to another host, or a POST from a page of another origin."""
+        hosts = [host.lower() for host in headers.getlist("host")]
         if len(hosts) > 1 or not (self._any or any(hosts)):
-            named = f"{len(hosts)} Host headers" if len(hosts) > 1 else "no host"
-            raise Refused(HTTPStatus.BAD_REQUEST, f"the request has {named}, expected one")
-        if hosts and not self._takes(hosts[0]):
-            told = f"{hosts[0]!r} is not a host that this server answers to; --allow-host adds one"
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, told)
-        if exchange.method in ("GET", "HEAD"):
+            count = f"{len(hosts)} Host headers" if len(hosts) > 1 else "no host"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"the request has {count}, expected one")
+        if hosts and not self._accepts(hosts[0]):
+            reason = f"this server does not serve the host {hosts[0]!r}; add it with --allow-host"
+            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, reason)
+        if method in ("GET", "HEAD"):
             return
-        origins = [origin.lower() for origin in exchange.headers("origin")]
+        origins = [origin.lower() for origin in headers.getlist("origin")]
         foreign = [origin for origin in origins if not self._is_own(origin, hosts)]
-        sites = [site for site in exchange.headers("sec-fetch-site") if site not in ("same-origin", "none")]
+        sites = [site for site in headers.getlist("sec-fetch-site") if site not in ("same-origin", "none")]
         if foreign or sites:
-            told = f"pages of another origin ({(foreign or sites)[0]}) may not ask this server"
-            raise Refused(HTTPStatus.FORBIDDEN, told)
+            reason = f"pages of another origin ({(foreign or sites)[0]}) may not use this server"
+            raise HTTPException(HTTPStatus.FORBIDDEN, reason)
 
-    def _takes(self, host: str) -> bool:
+    def _accepts(self, host: str) -> bool:
         return self._any or host in self._names or (not self.is_local and self._is_address(host))
 
     def _is_own(self, origin: str, hosts: Sequence[str]) -> bool:
         scheme, _, host = origin.partition("://")
-        # A proxy may send its own address as Host: the pages of a host that was allowed are ours too.
+        # A proxy may send its own address as Host, so pages of an allowed host are ours too.
         return scheme in ("http", "https") and (host in hosts or host in self._allowed)
 
     def _is_address(self, host: str) -> bool:

@@ -1,8 +1,11 @@
-"""The Open Inference Protocol (v2) over HTTP, as KServe's and Triton's clients speak it.
+"""The Open Inference Protocol (v2) over HTTP, for the clients of KServe and Triton.
 
-A verb of the model is a model there: the first is called as the server's model is, another `NAME-VERB`. Pictures are
-`image`: BYTES of shape [N], each a file (in JSON in base64), or UINT8 of shape [N, H, W, 3], pixels. Lines are `text`:
-BYTES of shape [N]. Tensors may follow the JSON as they are (Triton's binary tensor data extension).
+Each verb of the model is a protocol model: the first has the server's model name, the others are `NAME-VERB`.
+
+- Images are the input `image`: BYTES of shape [N], each an image file (in base64 in JSON), or UINT8 of shape
+  [N, H, W, 3], pixels.
+- Lines are the input `text`: BYTES of shape [N].
+- Tensors may follow the JSON as raw bytes (Triton's binary tensor data extension).
 """
 
 import json
@@ -14,127 +17,138 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
 from patchloom import __version__
 from patchloom.serving.endpoints import IMAGES, VERBS
-from patchloom.serving.exchange import JSON, Response, json_response
+from patchloom.serving.exchange import AsciiJSONResponse
 from patchloom.serving.limits import INPUTS
-from patchloom.serving.refusals import Refused
-from patchloom.serving.requests import checked_options, from_base64, invalid, line, parsed
+from patchloom.serving.requests import (
+    JSON,
+    checked_options,
+    decode_text,
+    encode_line,
+    from_base64,
+    invalid,
+    parse_object,
+)
 
 EXTENSION = "binary_tensor_data"
 _RAW = ("application/octet-stream",)
 _SIZE = struct.Struct("<I")
 
-# Verb → name of an output → its type, and what it is of one result: a value, or a list of values.
+# verb → output name → data type, and its value or list of values in one result.
 OUTPUTS: dict[str, dict[str, tuple[str, Any]]] = {
     "predict": {
-        "label": ("BYTES", lambda one: [each["label"] for each in one["answers"]]),
-        "probability": ("FP32", lambda one: [each["probability"] for each in one["answers"]]),
+        "label": ("BYTES", lambda result: [each["label"] for each in result["answers"]]),
+        "probability": ("FP32", lambda result: [each["probability"] for each in result["answers"]]),
     },
-    "embed": {"vector": ("FP32", lambda one: one["vector"])},
+    "embed": {"vector": ("FP32", lambda result: result["vector"])},
     "search": {
-        "path": ("BYTES", lambda one: [each["path"] for each in one["hits"]]),
-        "score": ("FP32", lambda one: [each["score"] for each in one["hits"]]),
-        "label": ("BYTES", lambda one: [each["label"] for each in one["hits"]]),
+        "path": ("BYTES", lambda result: [each["path"] for each in result["hits"]]),
+        "score": ("FP32", lambda result: [each["score"] for each in result["hits"]]),
+        "label": ("BYTES", lambda result: [each["label"] for each in result["hits"]]),
     },
     "explain": {
-        "label": ("BYTES", lambda one: [one["label"]]),
-        "map": ("FP32", lambda one: [value for row in one["map"] for value in row]),
+        "label": ("BYTES", lambda result: [result["label"]]),
+        "map": ("FP32", lambda result: [value for row in result["map"] for value in row]),
     },
-    "segment": {"mask": ("BYTES", lambda one: one["mask"])},
-    "detect": {"objects": ("BYTES", lambda one: json.dumps(one["objects"]))},
+    "segment": {"mask": ("BYTES", lambda result: result["mask"])},
+    "detect": {"objects": ("BYTES", lambda result: json.dumps(result["objects"]))},
     "translate": {
-        "text": ("BYTES", lambda one: [each["text"] for each in one["translations"]]),
-        "score": ("FP32", lambda one: [each["score"] for each in one["translations"]]),
+        "text": ("BYTES", lambda result: [each["text"] for each in result["translations"]]),
+        "score": ("FP32", lambda result: [each["score"] for each in result["translations"]]),
     },
 }
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """A request that was read."""
+    """A parsed request."""
 
     verb: str
     inputs: list[bytes]
     options: dict[str, Any]
-    outputs: dict[str, bool]  # name → whether it is to follow the JSON as bytes
+    outputs: dict[str, bool]  # name → whether to send it as raw bytes after the JSON
     id: str = ""
 
 
 def models(name: str, verbs: Sequence[str]) -> dict[str, str]:
-    """Name of a model → its verb."""
+    """Return protocol model name → verb."""
     return {name if number == 0 else f"{name}-{verb}": verb for number, verb in enumerate(verbs)}
 
 
 def server() -> dict[str, Any]:
-    """What the server says of itself."""
+    """Return the metadata of the server."""
     return {"name": "patchloom", "version": __version__, "extensions": [EXTENSION]}
 
 
 def model(name: str, verb: str) -> dict[str, Any]:
-    """What it says of a model."""
+    """Return the metadata of a protocol model."""
     is_value = {"mask", "objects"}
     outputs = [
         {"name": output, "datatype": kind, "shape": [-1] if output in is_value else [-1, -1]}
         for output, (kind, _) in OUTPUTS[verb].items()
     ]
-    inputs = [{"name": _input_name(verb), "datatype": "BYTES", "shape": [-1]}]
+    inputs = [{"name": input_name(verb), "datatype": "BYTES", "shape": [-1]}]
     return {"name": name, "versions": [], "platform": "patchloom", "inputs": inputs, "outputs": outputs}
 
 
-def read(verb: str, kind: str, body: bytes, header_length: str) -> InferenceRequest:
-    """What a client asks."""
-    if kind not in (JSON, "") and not (header_length and kind in _RAW):  # Triton's client names no type at all
-        ways = "expected application/json, or application/octet-stream with Inference-Header-Content-Length"
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of type {kind or 'unknown'} is not read: {ways}")
+def input_name(verb: str) -> str:
+    """Return the name of a verb's input tensor."""
+    return "image" if VERBS[verb].takes == IMAGES else "text"
+
+
+def read(verb: str, media_type: str, body: bytes, header_length: str) -> InferenceRequest:
+    """Parse a request; `header_length` is the value of Inference-Header-Content-Length."""
+    if media_type not in (JSON, "") and not (header_length and media_type in _RAW):  # Triton's client sends no type
+        expected = "expected application/json, or application/octet-stream with Inference-Header-Content-Length"
+        reason = f"the content type {media_type or 'unknown'} is not supported; {expected}"
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, reason)
     head, rest = body, b""
     if header_length:
         if not (header_length.isascii() and header_length.isdecimal()) or int(header_length) > len(body):
-            raise Refused(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length is not the length of the JSON")
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length is not the length of the JSON")
         head, rest = body[: int(header_length)], body[int(header_length) :]
-    told = parsed(head)
-    given = told.get("inputs")
-    if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], dict):
-        raise invalid(f"'inputs' is not a list of one tensor, {_input_name(verb)!r}")
-    options = dict(_parameters(told))
+    fields = parse_object(head)
+    tensors = fields.get("inputs")
+    if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(tensors[0], dict):
+        raise invalid(f"'inputs' is not a list of one tensor, {input_name(verb)!r}")
+    options = dict(_parameters(fields))
     raw = bool(options.pop("binary_data_output", False))
-    identity = told.get("id", "")
+    identity = fields.get("id", "")
     if not isinstance(identity, str) or not identity.isascii() or len(identity) > 200:
-        raise invalid("'id' is not a short text of ASCII letters")
-    inputs = _inputs(verb, given[0], rest)
+        raise invalid("'id' is not an ASCII string of at most 200 characters")
+    inputs = _read_tensor(verb, tensors[0], rest)
     if not 1 <= len(inputs) <= INPUTS:
-        raise invalid(f"{len(inputs)} inputs, expected 1 to {INPUTS}")
-    return InferenceRequest(
-        verb, inputs, checked_options(VERBS[verb].options, options), _outputs(verb, told, raw), identity
-    )
+        raise invalid(f"the request has {len(inputs)} inputs, expected 1 to {INPUTS}")
+    outputs = _requested_outputs(verb, fields, raw)
+    return InferenceRequest(verb, inputs, checked_options(VERBS[verb].options, options), outputs, identity)
 
 
-def response(name: str, wanted: InferenceRequest, results: Sequence[Any]) -> Response:
-    """The tensors."""
+def response(name: str, request: InferenceRequest, results: Sequence[Any]) -> Response:
+    """Return the requested tensors."""
     tensors, parts = [], []
-    for output, as_bytes in wanted.outputs.items():
-        kind, of_one = OUTPUTS[wanted.verb][output]
-        values = [of_one(one) for one in results]
+    for output, as_bytes in request.outputs.items():
+        kind, value_of = OUTPUTS[request.verb][output]
+        values = [value_of(result) for result in results]
         is_list = isinstance(values[0], list)
-        flat = [each for one in values for each in one] if is_list else values
+        flat = [each for value in values for each in value] if is_list else values
         tensor: dict[str, Any] = {"name": output, "datatype": kind}
         tensor["shape"] = [len(values), len(values[0])] if is_list else [len(values)]
         if as_bytes:
-            parts.append(_packed(kind, flat))
+            parts.append(_pack(kind, flat))
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             tensor["data"] = flat
         tensors.append(tensor)
-    told = {"model_name": name, **({"id": wanted.id} if wanted.id else {}), "outputs": tensors}
+    fields = {"model_name": name, **({"id": request.id} if request.id else {}), "outputs": tensors}
     if not parts:
-        return json_response(told)
-    head = json.dumps(told).encode()
+        return AsciiJSONResponse(fields)
+    head = json.dumps(fields).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    return Response(body=b"".join([head, *parts]), kind="application/octet-stream", headers=headers)
-
-
-def _input_name(verb: str) -> str:
-    return "image" if VERBS[verb].takes == IMAGES else "text"
+    return Response(b"".join([head, *parts]), headers=headers, media_type="application/octet-stream")
 
 
 def _parameters(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,101 +158,96 @@ def _parameters(value: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _inputs(verb: str, tensor: Mapping[str, Any], rest: bytes) -> list[bytes]:
-    """Files or lines of a tensor."""
-    name, images = _input_name(verb), VERBS[verb].takes == IMAGES
+def _read_tensor(verb: str, tensor: Mapping[str, Any], rest: bytes) -> list[bytes]:
+    """Return the image files or lines of a tensor; `rest` are the bytes after the JSON."""
+    name, images = input_name(verb), VERBS[verb].takes == IMAGES
     if tensor.get("name") != name:
         raise invalid(f"there is no input {str(tensor.get('name'))[:40]!r}, expected {name!r}")
     shape = tensor.get("shape")
     sizes = [size for size in shape if type(size) is int and 0 < size < 1 << 32] if isinstance(shape, list) else []
     if not sizes or sizes != shape or len(sizes) > 4:
-        raise invalid("'shape' is not a list of up to four whole numbers above 0")
+        raise invalid("'shape' is not a list of up to four positive integers")
     size = _parameters(tensor).get("binary_data_size")
     if size is not None and (type(size) is not int or size != len(rest)):
         raise invalid(f"'binary_data_size' is {str(size)[:40]}, but {len(rest)} bytes follow the JSON")
     datatype, data = tensor.get("datatype"), rest if size is not None else tensor.get("data")
     if datatype == "UINT8" and images:
-        return _pixels(sizes, data)
+        return _image_files(sizes, data)
     if datatype != "BYTES":
-        raise invalid(f"{name!r} is of type {str(datatype)[:20]!r}, expected BYTES{' or UINT8' if images else ''}")
+        raise invalid(f"{name!r} has the type {str(datatype)[:20]!r}, expected BYTES{' or UINT8' if images else ''}")
     if isinstance(data, bytes):
-        found = _elements(data)
-    elif isinstance(data, list) and all(isinstance(each, str) for each in _flat(data)):
-        read_one = from_base64 if images else line
-        found = [read_one(each, f"{name} {number}") for number, each in enumerate(_flat(data))]
+        elements = _split_elements(data)
+    elif isinstance(data, list) and all(isinstance(each, str) for each in _flatten(data)):
+        read_one = from_base64 if images else encode_line
+        elements = [read_one(each, f"{name} {number}") for number, each in enumerate(_flatten(data))]
     else:
-        raise invalid("'data' is not a list of text")
-    if len(found) != math.prod(sizes):
-        raise invalid(f"{len(found)} elements for a tensor of shape {sizes}")
-    return found if images else [line(_decoded(each), f"{name} {number}") for number, each in enumerate(found)]
+        raise invalid("'data' is not a list of strings")
+    if len(elements) != math.prod(sizes):
+        raise invalid(f"the tensor has {len(elements)} elements, but the shape {sizes}")
+    if images:
+        return elements
+    return [encode_line(decode_text(each), f"{name} {number}") for number, each in enumerate(elements)]
 
 
-def _decoded(text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise invalid("the text is not UTF-8") from None
-
-
-def _pixels(shape: Sequence[int], data: Any) -> list[bytes]:
-    """Pixels as files that hold them as they are (PPM), so that one reader checks them all."""
+def _image_files(shape: Sequence[int], data: Any) -> list[bytes]:
+    """Return pixels as uncompressed image files (PPM), so that one reader checks all images."""
     if len(shape) not in (3, 4) or shape[-1] != 3:
-        raise invalid(f"UINT8 of shape {list(shape)}, expected [N, H, W, 3]")
+        raise invalid(f"the UINT8 tensor has the shape {list(shape)}, expected [N, H, W, 3]")
     if not isinstance(data, bytes):
-        values = _flat(data) if isinstance(data, list) else []
+        values = _flatten(data) if isinstance(data, list) else []
         if not values or not all(type(value) is int and 0 <= value <= 255 for value in values):
-            raise invalid("'data' is not a list of whole numbers from 0 to 255")
+            raise invalid("'data' is not a list of integers from 0 to 255")
         data = bytes(values)
     height, width = shape[-3], shape[-2]
     each = height * width * 3
     if len(data) != math.prod(shape):
-        raise invalid(f"{len(data)} values for a tensor of shape {list(shape)}")
+        raise invalid(f"the tensor has {len(data)} values, but the shape {list(shape)}")
     head = f"P6 {width} {height} 255\n".encode()
     return [head + data[start : start + each] for start in range(0, len(data), each)]
 
 
-def _flat(values: Any) -> list[Any]:
-    """The elements of nested lists, row by row."""
-    found: list[Any] = []
+def _flatten(values: Any) -> list[Any]:
+    """Return the elements of nested lists, row by row."""
+    elements: list[Any] = []
     for value in values:
         if isinstance(value, list):
-            found += _flat(value)
+            elements += _flatten(value)
         else:
-            found.append(value)
-    return found
+            elements.append(value)
+    return elements
 
 
-def _elements(data: bytes) -> list[bytes]:
-    """Each after four bytes of its length."""
-    found, at = [], 0
+def _split_elements(data: bytes) -> list[bytes]:
+    """Split BYTES elements, each after four bytes with its length."""
+    elements, at = [], 0
     while at < len(data):
         if at + _SIZE.size > len(data):
-            raise invalid("BYTES are cut short")
+            raise invalid("the BYTES tensor is truncated")
         (size,) = _SIZE.unpack_from(data, at)
         at += _SIZE.size
         if at + size > len(data):
-            raise invalid("BYTES are cut short")
-        found.append(data[at : at + size])
+            raise invalid("the BYTES tensor is truncated")
+        elements.append(data[at : at + size])
         at += size
-    return found
+    return elements
 
 
-def _outputs(verb: str, told: Mapping[str, Any], raw: bool) -> dict[str, bool]:
-    """The outputs that are wanted, and whether as bytes."""
-    asked = told.get("outputs")
-    if asked is None or asked == []:
+def _requested_outputs(verb: str, fields: Mapping[str, Any], raw: bool) -> dict[str, bool]:
+    """Return output name → whether to send it as raw bytes."""
+    tensors = fields.get("outputs")
+    if tensors is None or tensors == []:
         return dict.fromkeys(OUTPUTS[verb], raw)
-    if not isinstance(asked, list) or not all(isinstance(one, dict) for one in asked):
+    if not isinstance(tensors, list) or not all(isinstance(tensor, dict) for tensor in tensors):
         raise invalid("'outputs' is not a list of objects")
-    found = {}
-    for one in asked:
-        if one.get("name") not in list(OUTPUTS[verb]):
-            raise invalid(f"there is no output {str(one.get('name'))[:40]!r}, expected {', '.join(OUTPUTS[verb])}")
-        found[one["name"]] = bool(_parameters(one).get("binary_data", raw))
-    return found
+    outputs = {}
+    for tensor in tensors:
+        if tensor.get("name") not in list(OUTPUTS[verb]):
+            raise invalid(f"there is no output {str(tensor.get('name'))[:40]!r}, expected {', '.join(OUTPUTS[verb])}")
+        outputs[tensor["name"]] = bool(_parameters(tensor).get("binary_data", raw))
+    return outputs
 
 
-def _packed(kind: str, values: Sequence[Any]) -> bytes:
+def _pack(kind: str, values: Sequence[Any]) -> bytes:
     if kind == "FP32":
         return array("f", values).tobytes()
     texts = [str(value).encode() for value in values]

@@ -1,6 +1,6 @@
-"""What goes between the two kinds of processes: a JSON header that says how long each of the parts is, and the parts.
+"""Messages between the front process and the model processes: a JSON header, then parts of bytes.
 
-No pickles: neither side can make the other run anything.
+Nothing is pickled: neither side can make the other execute anything.
 """
 
 import asyncio
@@ -11,26 +11,26 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-HEARTBEAT_SECONDS = 0.5  # between the messages by which a model process says that it runs
+HEARTBEAT_SECONDS = 0.5  # between the messages by which a model process shows that it is running
 
 _LENGTH = struct.Struct(">I")
 
 
-def packed(header: dict[str, Any], parts: Sequence[bytes] = ()) -> list[bytes]:
-    """What to write, in order."""
+def pack(header: dict[str, Any], parts: Sequence[bytes] = ()) -> list[bytes]:
+    """Return the buffers of one message, in order."""
     text = json.dumps(header | {"sizes": [len(part) for part in parts]}).encode()
     return [_LENGTH.pack(len(text)), text, *parts]
 
 
 async def read_message(reader: asyncio.StreamReader) -> tuple[dict[str, Any], list[bytes]]:
-    """Header and parts; an IncompleteReadError where the other side has gone."""
+    """Return header and parts; raise IncompleteReadError if the other side has gone."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     header = json.loads(await reader.readexactly(length))
     return header, [await reader.readexactly(size) for size in header["sizes"]]
 
 
 class Connection:
-    """The same for a process that has nothing else to do meanwhile; several threads may write."""
+    """Blocking messages for a model process; several threads may write."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -38,12 +38,12 @@ class Connection:
         self._writing = threading.Lock()
 
     def write(self, header: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Send a message whole."""
+        """Send one message."""
         with self._writing:
-            self._socket.sendall(b"".join(packed(header, parts)))
+            self._socket.sendall(b"".join(pack(header, parts)))
 
     def read(self) -> tuple[dict[str, Any], list[bytes]] | None:
-        """Header and parts; None where the other side has gone."""
+        """Return header and parts, or None if the other side has gone."""
         length = self._exactly(_LENGTH.size)
         if length is None:
             return None
@@ -55,7 +55,7 @@ class Connection:
         return None if None in parts else (header, [part for part in parts if part is not None])
 
     def close(self) -> None:
-        """Say that nothing follows."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -1,10 +1,10 @@
-"""A process that holds the model: batches in, answers out, until the other side closes.
+"""A model process: reads batches and writes results until the front process closes the connection.
 
     python -m patchloom.serving.model_process DESCRIPTOR SETTINGS
 
-It is started by `processes.py`. Pictures are decoded here too, so that a bad one costs clients nothing but its own
-request. Signals that a whole group is told are left to the process that talks to clients: this one ends with it. With
-`roots` in its settings it holds no model and makes thumbnails of the files in these folders.
+`processes.py` starts it. Images are decoded here too, so that a bad image affects its own request only. Signals to the
+process group are left to the front process: this process ends with it. With `roots` in its settings it holds no model
+and makes thumbnails of the files in these folders.
 """
 
 import json
@@ -26,116 +26,116 @@ DEVICE_FAILED = 6  # exit code
 
 
 class BatchRequest(NamedTuple):
-    """One request of a batch, its pictures read."""
+    """One decoded request of a batch."""
 
-    place: int
+    number: int  # within the batch
     verb: str
-    options: str  # JSON, so that equal ones are found
+    options: str  # in JSON, to group equal ones
     inputs: list[Any]
 
 
 def main(descriptor: int, settings: Mapping[str, Any]) -> None:
-    """Load the model, say so, and answer."""
+    """Load the model, send its description, then process batches."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(2, 1)  # whatever is printed is no result
+    os.dup2(2, 1)  # prints of libraries are not results of the command
     connection = Connection(descriptor)
     try:
-        answers, about = _loaded(settings)
+        functions, about = _load(settings)
     except PatchloomError as error:
         connection.write({"error": str(error), "kind": type(error).__name__})
         return
     except RuntimeError as error:
         if not is_out_of_memory(error) and not is_device_failure(error):
             raise
-        connection.write({"error": f"the device refused the model: {first_line(error)}", "kind": "ResourceError"})
+        connection.write({"error": f"the device cannot hold the model: {first_line(error)}", "kind": "ResourceError"})
         return
     connection.write(about)
     threading.Thread(target=_beat, args=(connection,), daemon=True).start()
     while (message := connection.read()) is not None:
         began = time.perf_counter()
-        statuses, bodies = _answered(answers, *message, pixels=settings["pixels"])
+        statuses, bodies = run_batch(functions, *message, pixels=settings["pixels"])
         connection.write({"statuses": statuses, "seconds": time.perf_counter() - began}, bodies)
 
 
 def _beat(connection: Connection) -> None:
-    """Say that the process runs, also during a long batch: a stopped one has no thread that could."""
+    """Send heartbeats, also during a long batch; a stopped process sends none."""
     with suppress(OSError):  # the other side has gone
         while True:
             time.sleep(HEARTBEAT_SECONDS)
             connection.write({})
 
 
-def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What answers each verb, warm, and what clients are told of it."""
-    from patchloom.serving.model_calls import call_model, described, load_served, make_thumbnails
-    from patchloom.serving.warmup import warm
+def _load(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return verb → function, each run once, and the description of the model for clients."""
+    # Imported here, so that errors of importing a model's packages are reported like those of loading it.
+    from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions, warm_up
 
     if "roots" in settings:
-        return make_thumbnails(settings["roots"]), {}
-
-    given = {name: settings[name] for name in ("device", "model", "threads")}
-    model = load_served(settings["source"], **given)
-    answers = call_model(model)
-    warm(answers)
-    return answers, {**described(model), "verbs": list(answers), "pid": os.getpid()}
+        return thumbnail_functions(settings["roots"]), {}
+    model = load_served(settings["source"], **{name: settings[name] for name in ("device", "model", "threads")})
+    functions = verb_functions(model)
+    warm_up(functions)
+    return functions, {**describe(model), "verbs": list(functions), "pid": os.getpid()}
 
 
-def _answered(
-    answers: Mapping[str, Any], header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
+def run_batch(
+    functions: Mapping[str, Any], header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
 ) -> tuple[list[int], list[bytes]]:
-    """Status and body of each request of a batch; those of the same verb and options are answered together."""
-    from patchloom.serving.model_calls import read_inputs
+    """Return status and body per request of a batch; requests with equal verb and options run together."""
+    from patchloom.serving.served_model import read_inputs
 
-    found: dict[int, tuple[int, bytes]] = {}
+    results: dict[int, tuple[int, bytes]] = {}
     groups: dict[tuple[str, str], list[BatchRequest]] = {}
     rest = iter(parts)
-    for place, one in enumerate(header["requests"]):
-        own = [next(rest) for _ in range(one["inputs"])]
+    for index, fields in enumerate(header["requests"]):
+        own = [next(rest) for _ in range(fields["inputs"])]
+        verb, options = fields["verb"], json.dumps(fields["options"])
         try:
-            asked = BatchRequest(place, one["verb"], json.dumps(one["options"]), read_inputs(one["verb"], own, pixels))
-            groups.setdefault((asked.verb, asked.options), []).append(asked)
+            request = BatchRequest(index, verb, options, read_inputs(verb, own, pixels))
+            groups.setdefault((verb, options), []).append(request)
         except Exception as error:
-            found[place] = _fault(error)
+            results[index] = _error_result(error)
     for group in groups.values():
-        found |= _of_group(answers, group)
-    ordered = [found[place] for place in range(len(header["requests"]))]
+        results |= _run_group(functions, group)
+    ordered = [results[index] for index in range(len(header["requests"]))]
     return [status for status, _ in ordered], [body for _, body in ordered]
 
 
-def _of_group(answers: Mapping[str, Any], group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:
+def _run_group(functions: Mapping[str, Any], group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:
     try:
-        inputs = [one for asked in group for one in asked.inputs]
-        rest = iter(answers[group[0].verb](inputs, json.loads(group[0].options)))
-        # Not finite is no JSON: a ValueError.
+        inputs = [one for request in group for one in request.inputs]
+        rest = iter(functions[group[0].verb](inputs, json.loads(group[0].options)))
+        # NaN is not JSON: it raises ValueError.
         return {
-            asked.place: (OK, json.dumps([next(rest) for _ in asked.inputs], allow_nan=False).encode())
-            for asked in group
+            request.number: (OK, json.dumps([next(rest) for _ in request.inputs], allow_nan=False).encode())
+            for request in group
         }
     except Exception as error:
         _end_with_device(error)
         if len(group) == 1:
-            return {group[0].place: _fault(error)}
-    # The fault is of one of them, or they are too many: each alone, without what the error holds of the memory.
-    return {place: told for asked in group for place, told in _of_group(answers, [asked]).items()}
+            return {group[0].number: _error_result(error)}
+    # One request is at fault, or they need too much memory together: run each alone, outside of `except`, since the
+    # error holds memory.
+    return {index: result for request in group for index, result in _run_group(functions, [request]).items()}
 
 
 def _end_with_device(error: Exception) -> None:
-    """End this process where its device failed: another one may be able to use it, and tries the batch again."""
+    """Exit if the device failed: a new process may be able to use it, and gets the batch."""
     if is_device_failure(error):
         print(f"the device failed: {first_line(error)}", file=sys.stderr, flush=True)
-        os._exit(DEVICE_FAILED)  # whatever else ends a process may wait for the device
+        os._exit(DEVICE_FAILED)  # a normal exit may wait for the device
 
 
-def _fault(error: Exception) -> tuple[int, bytes]:
+def _error_result(error: Exception) -> tuple[int, bytes]:
     if isinstance(error, ResourceError | MemoryError) or is_out_of_memory(error):
         return SHORT_OF_MEMORY, b"there is not enough memory for this request now"
     if isinstance(error, PatchloomError):
         return UNPROCESSABLE, str(error).encode()
     if isinstance(error, ValueError) and "JSON compliant" in str(error):
-        return UNPROCESSABLE, b"the model's answer is not finite"
-    traceback.print_exception(error)  # for whoever runs the server; the client is told nothing of the inside
-    return FAILED, b"the model failed; the server's log says why"
+        return UNPROCESSABLE, b"the model's result is not finite"
+    traceback.print_exception(error)  # for the server's log; clients learn nothing about the code
+    return FAILED, b"the model failed; see the server's log"
 
 
 if __name__ == "__main__":

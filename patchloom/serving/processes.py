@@ -1,8 +1,8 @@
-"""The processes that hold the model: started, given batches, started again where one ends.
+"""The model processes: started, supplied with batches, restarted when one ends.
 
-Each has at most two batches, the one it answers and the next, so that it never waits for this process. A request whose
-process ended is tried once more, alone; where that ends a process too, it is the request's fault. A process whose
-heartbeats stop gets no further batch until they come again.
+Each has at most two batches, the running one and the next, so that it never waits for the front process. A request
+whose process ended is tried once more in a batch of its own; if that ends a process too, the request is at fault. A
+process whose heartbeats stop gets no further batch until they return.
 """
 
 import asyncio
@@ -18,28 +18,29 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from patchloom.machine import cores
-from patchloom.serving.admission import Admission, Request
-from patchloom.serving.messages import HEARTBEAT_SECONDS, packed, read_message
-from patchloom.serving.refusals import Refused
+from patchloom.serving.admission import Admission, ModelRequest
+from patchloom.serving.messages import HEARTBEAT_SECONDS, pack, read_message
 from patchloom_runtime import errors
 
-BATCHES = 2  # of one process at once
-TRIES = 2  # of one request
-STOP_SECONDS = 5  # that an idle process may take to end
-LONGEST_PAUSE = 30  # seconds before one that keeps ending is started again
-MISSED_BEATS = 5  # in a row, after which a process is silent
-STUCK = 4  # deadlines after which a process that does not answer is ended
+BATCHES = 2  # per process at the same time
+TRIES = 2  # per request
+STOP_SECONDS = 5  # for an idle process to end
+LONGEST_PAUSE = 30  # seconds before a process that keeps ending is restarted
+MISSED_BEATS = 5  # in a row, after which a process counts as silent
+STUCK = 4  # deadlines after which a process that returns no results is killed
 
 Say = Callable[[str], None]
 
 
 class ModelProcess:
-    """One process and the batches it has."""
+    """One process and its batches."""
 
     def __init__(self, settings: dict[str, Any], admission: Admission) -> None:
         self._admission = admission
-        self.batches: deque[tuple[list[Request], float]] = deque()
+        self.batches: deque[tuple[list[ModelRequest], float]] = deque()
         self.missed_beats = 0  # since its last message, as `ModelProcesses` counts them
         own, other = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
@@ -52,32 +53,32 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid
 
     async def ready(self) -> dict[str, Any]:
-        """Wait until it has loaded the model; what it says of it, or the error that it met."""
+        """Wait until the model is loaded and return its description; raise the error of loading."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
         try:
             about, _ = await read_message(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._ended()
-            raise errors.ResourceError(f"the model's process ended with {code} while it loaded the model") from None
+            raise errors.ResourceError(f"the model process ended with code {code} while loading the model") from None
         if "error" in about:
             raise getattr(errors, about["kind"], errors.PatchloomError)(about["error"])
         return about
 
-    def give(self, batch: list[Request]) -> None:
-        """Send it a batch; `answer` will have the answers."""
+    def send(self, batch: list[ModelRequest]) -> None:
+        """Send a batch; `receive` delivers its results."""
         requests = [{"verb": one.verb, "options": one.options, "inputs": len(one.inputs)} for one in batch]
         self.batches.append((batch, _now()))
         self._admission.in_process += _inputs(batch)
         if len(self.batches) == 1:
             self._admission.begin_batch(self, _inputs(batch))
-        self._writer.writelines(packed({"requests": requests}, [part for one in batch for part in one.inputs]))
+        self._writer.writelines(pack({"requests": requests}, [part for one in batch for part in one.inputs]))
 
-    async def answer(self, done: Callable[[int, float], None]) -> None:
-        """Hand out answers until the process ends; `done` is told the inputs and seconds of each batch."""
+    async def receive(self, done: Callable[[int, float], None]) -> None:
+        """Deliver results until the process ends; call `done` with the inputs and seconds of each batch."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 header, bodies = await read_message(self._reader)
@@ -87,47 +88,47 @@ class ModelProcess:
                 batch, _ = self.batches.popleft()
                 inputs = _inputs(batch)
                 self._admission.in_process -= inputs
-                self._admission.measured(inputs, header["seconds"])
+                self._admission.record_batch(inputs, header["seconds"])
                 self._admission.begin_batch(self, _inputs(self.batches[0][0]) if self.batches else 0)
                 for request, status, body in zip(batch, header["statuses"], bodies, strict=True):
-                    _hand_over(request, status, body, header["seconds"])
+                    _deliver(request, status, body, header["seconds"])
                 done(inputs, header["seconds"])
 
-    def given_back(self) -> list[Request]:
-        """The requests of an ended process that are to be tried again; the others are answered."""
+    def take_unfinished(self) -> list[ModelRequest]:
+        """Remove the requests of an ended process and return those to try again; the others get an error."""
         again = []
         for batch, _ in self.batches:
             self._admission.in_process -= _inputs(batch)
             for request in batch:
-                # Of the batch behind the one it ended with, nothing was looked at.
+                # Only the running batch can have ended the process; the next one was not looked at.
                 request.tries += batch is self.batches[0][0]
-                if request.answer.done():
+                if request.results.done():
                     continue
                 if request.tries < TRIES:
                     again.append(request)
                 else:
-                    told = "it ended the model's process twice and is not tried again"
-                    request.answer.set_exception(Refused(HTTPStatus.UNPROCESSABLE_ENTITY, told))
+                    reason = "the request ended the model process twice and is not tried again"
+                    request.results.set_exception(HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason))
         self.batches.clear()
         self._admission.begin_batch(self, 0)
         return again
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is stopped, as far as its heartbeats tell."""
+        """Whether its heartbeats have stopped."""
         return self.missed_beats >= MISSED_BEATS
 
     def is_stuck(self, seconds: float) -> bool:
-        """Whether it has not answered its first batch, or was silent, for so long."""
+        """Return whether it has returned no results, or was silent, for longer than `seconds`."""
         age = _now() - self.batches[0][1] if self.batches else 0.0
         return max(age, self.missed_beats * HEARTBEAT_SECONDS) > seconds
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._process.kill()
 
     async def stop(self) -> None:
-        """Close what it reads from, so that it ends; or end it."""
+        """Close the connection, which ends the process; kill it after STOP_SECONDS."""
         if hasattr(self, "_writer"):
             self._writer.close()
         else:
@@ -146,7 +147,7 @@ class ModelProcess:
 
 
 class ModelProcesses:
-    """All processes of a server, and what gives them work."""
+    """All model processes of a server, and the tasks that supply them with batches."""
 
     def __init__(
         self,
@@ -169,13 +170,13 @@ class ModelProcesses:
         self.ready: list[ModelProcess] = []
         self.silent: list[ModelProcess] = []
         self.restarts = 0
-        self.batch_inputs: Callable[[int, float], None] = lambda _inputs, _seconds: None  # who counts batches
+        self.count_batch: Callable[[int, float], None] = lambda _inputs, _seconds: None  # set by the metrics
         self._starting: list[ModelProcess] = []
-        self.tasks: list[asyncio.Task[None]] = []  # which end with an error alone
+        self.tasks: list[asyncio.Task[None]] = []  # end only with an error
         self._freed = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the model in all of them; where one cannot, its error, and none is left."""
+        """Load the model in all processes; if one fails, stop all and raise its error."""
         if self.tasks:
             return
         try:
@@ -191,7 +192,7 @@ class ModelProcesses:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """End all processes; what they still had is not answered."""
+        """End all processes, dropping their batches."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -202,15 +203,15 @@ class ModelProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that have loaded the model."""
+        """Process ids of the processes that have loaded the model."""
         return [process.pid for process in (*self.ready, *self.silent)]
 
     @property
     def why_not_ready(self) -> str:
-        """The reason why no process is ready."""
+        """Reason why no process is ready."""
         if self.silent:
-            return f"the model's process {self.silent[0].pid} does not respond"
-        return "the model is being loaded"
+            return f"model process {self.silent[0].pid} does not respond"
+        return "the model is loading"
 
     def _new(self) -> ModelProcess:
         process = ModelProcess(self._settings, self.admission)
@@ -218,23 +219,23 @@ class ModelProcesses:
         return process
 
     async def _keep(self, process: ModelProcess) -> None:
-        """Let a process answer; where it ends, start another in its place."""
+        """Receive the results of a process; when it ends, start another in its place."""
         while True:
             self._starting.remove(process)
             self.ready.append(process)
             self._count()
             began = _now()
-            await process.answer(self._done)
+            await process.receive(self._done)
             (self.silent if process in self.silent else self.ready).remove(process)
             self._count()
-            self.admission.again(process.given_back())
+            self.admission.requeue(process.take_unfinished())
             await process.stop()
-            process = await self._started_again(process.pid, lived=_now() - began)
+            process = await self._restart(process.pid, lived=_now() - began)
 
-    async def _started_again(self, pid: int, lived: float) -> ModelProcess:
+    async def _restart(self, pid: int, lived: float) -> ModelProcess:
         pause = 0.0 if lived > LONGEST_PAUSE else 0.1
         while True:
-            self._say(f"the model's process {pid} ended; it is started again")
+            self._say(f"model process {pid} ended; restarting it")
             self.restarts += 1
             await asyncio.sleep(pause)
             process = self._new()
@@ -242,16 +243,16 @@ class ModelProcesses:
                 await process.ready()
                 return process
             except errors.PatchloomError as error:
-                self._say(f"the model cannot be loaded again: {error}")
+                self._say(f"cannot load the model again: {error}")
                 self._starting.remove(process)
                 await process.stop()
                 pause, pid = min(LONGEST_PAUSE, max(1.0, 2 * pause)), process.pid
 
     async def _dispatch(self) -> None:
-        """Give batches to whoever has the fewest."""
+        """Send batches to the process with the fewest."""
         admission = self.admission
         while True:
-            await admission.arrived()
+            await admission.wait_for_request()
             process = await self._free()
             joined = _now()
             if not process.batches and admission.waiting < admission.limits.batch:
@@ -261,8 +262,8 @@ class ModelProcesses:
             waited = _now() - joined
             if batch := admission.take():
                 for request in batch:
-                    request.seconds["batch"] = min(waited, _now() - request.began)
-                process.give(batch)
+                    request.wait_seconds["batch"] = min(waited, _now() - request.began)
+                process.send(batch)
 
     async def _free(self) -> ModelProcess:
         while True:
@@ -273,9 +274,9 @@ class ModelProcesses:
             await self._freed.wait()
 
     async def _watch(self) -> None:
-        """Count heartbeats that do not come, and end a process that does not answer any more.
+        """Count missed heartbeats, and kill a process that is stuck.
 
-        They are counted and not timed, so that a pause of this process is not taken for one of the model's.
+        They are counted and not timed, so that a pause of this process is not mistaken for one of a model process.
         """
         longest = max(60.0, STUCK * self.admission.limits.deadline_seconds)
         while True:
@@ -283,25 +284,27 @@ class ModelProcesses:
             for process in (*self.ready, *self.silent):
                 process.missed_beats += 1
                 if process.is_silent != (process in self.silent):
-                    self._change(process)
+                    self._move(process)
                 if process.is_stuck(longest):
-                    self._say(f"the model's process {process.pid} has not answered for {math.floor(longest)} s")
+                    self._say(
+                        f"model process {process.pid} has returned no results for {math.floor(longest)} s; killing it"
+                    )
                     process.kill()
 
-    def _change(self, process: ModelProcess) -> None:
-        """Move a process between those that are ready and those that are silent."""
+    def _move(self, process: ModelProcess) -> None:
+        """Move a process between `ready` and `silent`."""
         before, after = (self.ready, self.silent) if process.is_silent else (self.silent, self.ready)
         before.remove(process)
         after.append(process)
         if process.is_silent:
-            self.admission.begin_batch(process, 0)  # which does not say how fast the others are
+            self.admission.begin_batch(process, 0)  # its batch no longer tells how fast the others are
         self._count()
-        change = "does not respond: it gets no requests" if process.is_silent else "responds again"
-        self._say(f"the model's process {process.pid} {change}")
+        change = "does not respond and gets no requests" if process.is_silent else "responds again"
+        self._say(f"model process {process.pid} {change}")
 
     def _done(self, inputs: int, seconds: float) -> None:
         self._freed.set()
-        self.batch_inputs(inputs, seconds)
+        self.count_batch(inputs, seconds)
 
     def _count(self) -> None:
         self.admission.processes = len(self.ready)
@@ -312,16 +315,17 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _hand_over(request: Request, status: int, body: bytes, seconds: float) -> None:
-    if request.answer.done():  # its deadline has passed
+def _deliver(request: ModelRequest, status: int, body: bytes, seconds: float) -> None:
+    if request.results.done():  # its deadline has passed
         return
-    request.seconds["model"] = seconds
-    request.seconds["queue"] = max(0.0, _now() - request.began - seconds - request.seconds["batch"])
+    wait = request.wait_seconds
+    wait["model"] = seconds
+    wait["queue"] = max(0.0, _now() - request.began - seconds - wait["batch"])
     if status == HTTPStatus.OK:
-        request.answer.set_result(body)
+        request.results.set_result(body)
     else:
-        request.answer.set_exception(Refused(status, body.decode(errors="replace")))
+        request.results.set_exception(HTTPException(status, body.decode(errors="replace")))
 
 
-def _inputs(batch: list[Request]) -> int:
+def _inputs(batch: list[ModelRequest]) -> int:
     return sum(len(request.inputs) for request in batch)

@@ -1,43 +1,46 @@
-"""The routes as OpenAPI 3.1 has them, so that clients can be generated and requests checked."""
+"""The OpenAPI 3.1 schema of the routes, to generate clients and to check requests."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from patchloom import __version__
 from patchloom.serving.endpoints import IMAGES, VERBS, Endpoint
-from patchloom.serving.inference_protocol import OUTPUTS, models
+from patchloom.serving.inference_protocol import OUTPUTS, input_name, models
 from patchloom.serving.limits import INPUTS, LINE_CHARACTERS
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
-# Status → when.
-_ASKED = {
-    "400": "The body cannot be read, or not one host is named",
-    "403": "A page of another origin asks",
-    "408": "The body came too slowly",
+_OBJECT = {"type": "object"}
+# Status → meaning, for routes that run the model.
+_REFUSALS = {
+    "400": "The body cannot be parsed, or the request does not name exactly one host",
+    "403": "The request comes from a page of another origin",
+    "408": "The body arrived too slowly",
     "413": "The body is too large",
-    "415": "A body of this type is not read",
-    "422": "What the body holds cannot be answered, such as a damaged image",
-    "503": "Too many wait already, or the model is not ready; Retry-After says when to come again",
-    "504": "There was no answer before the deadline",
+    "415": "The content type is not supported",
+    "422": "The content cannot be processed, such as a damaged image",
+    "503": "The queue is full or the model is not ready; see Retry-After",
+    "504": "The deadline passed without a result",
 }
 
 
 def openapi(name: str, verbs: Sequence[str], *, keyed: bool) -> dict[str, Any]:
-    """The whole document."""
+    """Return the schema of a model with these verbs; `keyed` if the server has an API key."""
     paths = {f"/{verb}": {"post": _operation(verb, VERBS[verb], keyed)} for verb in verbs}
     paths |= {
-        "/": _get("What is served", _OBJECT, keyed),
-        "/health": _get("Whether the server lives", _OBJECT, False),
-        "/ready": _get("Whether it answers", _OBJECT, False, {"503": "It does not"}),
-        "/openapi.json": _get("This document", _OBJECT, keyed),
-        "/v2": _get("The server, by the Open Inference Protocol", _OBJECT, keyed),
-        "/v2/health/live": _get("Whether the server lives", _OBJECT, False),
-        "/v2/health/ready": _get("Whether it answers", _OBJECT, False, {"503": "It does not"}),
+        "/": _get("The served model", _OBJECT, keyed),
+        "/health": _get("Whether the server is running", _OBJECT, False),
+        "/ready": _get("Whether the model is ready", _OBJECT, False, {"503": "The model is not ready"}),
+        "/openapi.json": _get("This schema", _OBJECT, keyed),
+        "/v2": _get("Server metadata of the Open Inference Protocol", _OBJECT, keyed),
+        "/v2/health/live": _get("Whether the server is running", _OBJECT, False),
+        "/v2/health/ready": _get("Whether the model is ready", _OBJECT, False, {"503": "The model is not ready"}),
     }
     paths["/metrics"] = _get("Metrics for Prometheus", {"type": "string"}, keyed, kind="text/plain")
     for model, verb in models(name, verbs).items():
-        paths[f"/v2/models/{model}"] = _get("Inputs and outputs", _OBJECT, keyed)
-        paths[f"/v2/models/{model}/ready"] = _get("Whether it answers", _OBJECT, False, {"503": "It does not"})
+        paths[f"/v2/models/{model}"] = _get("Model metadata of the Open Inference Protocol", _OBJECT, keyed)
+        paths[f"/v2/models/{model}/ready"] = _get(
+            "Whether the model is ready", _OBJECT, False, {"503": "The model is not ready"}
+        )
         paths[f"/v2/models/{model}/infer"] = {"post": _infer(verb, keyed)}
     schemas = {"Error": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}}
     key = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if keyed else {}
@@ -50,22 +53,22 @@ def openapi(name: str, verbs: Sequence[str], *, keyed: bool) -> dict[str, Any]:
 
 
 def page_paths(*, has_report: bool, keyed: bool) -> dict[str, Any]:
-    """What an application with a page has beside, or in place of, those of every one."""
-    shown = {"/": "The page"} | ({"/report": "The report of the run"} if has_report else {})
-    return {path: _get(told, {"type": "string"}, keyed, kind="text/html") for path, told in shown.items()}
-
-
-_OBJECT = {"type": "object"}
+    """Return the paths that `patchloom app` adds or replaces."""
+    summaries = {"/": "The page"} | ({"/report": "The report of the run"} if has_report else {})
+    return {path: _get(summary, {"type": "string"}, keyed, kind="text/html") for path, summary in summaries.items()}
 
 
 def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
     return {kind: {"schema": schema}}
 
 
-def _refusals(told: dict[str, str], keyed: bool) -> dict[str, Any]:
-    told = {"400": "Not one host is named", "421": "The server does not answer to this host"} | told
-    told = told | ({"401": "The key is missing or wrong"} if keyed else {})
-    return {status: {"description": when, "content": _content(_ERROR)} for status, when in told.items()}
+def _refusals(meanings: dict[str, str], keyed: bool) -> dict[str, Any]:
+    common = {"400": "The request does not name exactly one host", "421": "The server does not serve this host"}
+    key = {"401": "The API key is missing or wrong"} if keyed else {}
+    return {
+        status: {"description": meaning, "content": _content(_ERROR)}
+        for status, meaning in (common | meanings | key).items()
+    }
 
 
 def _secured(keyed: bool) -> dict[str, Any]:
@@ -79,33 +82,35 @@ def _get(
     more: dict[str, str] | None = None,
     kind: str = "application/json",
 ) -> dict[str, Any]:
-    answers = {"200": {"description": summary, "content": _content(schema, kind)}}
-    others = {status: {"description": when, "content": _content(_OBJECT)} for status, when in (more or {}).items()}
-    return {"get": {"summary": summary, "responses": answers | others | _refusals({}, keyed), **_secured(keyed)}}
+    responses = {"200": {"description": summary, "content": _content(schema, kind)}}
+    responses |= {
+        status: {"description": meaning, "content": _content(_OBJECT)} for status, meaning in (more or {}).items()
+    }
+    return {"get": {"summary": summary, "responses": responses | _refusals({}, keyed), **_secured(keyed)}}
 
 
-def _operation(name: str, verb: Endpoint, keyed: bool) -> dict[str, Any]:
-    options = {option.name: option.schema for option in verb.options}
-    answer = {
+def _operation(name: str, endpoint: Endpoint, keyed: bool) -> dict[str, Any]:
+    options = {option.name: option.schema for option in endpoint.options}
+    results = {
         "type": "object",
-        "properties": {"results": {"type": "array", "items": verb.result}},
+        "properties": {"results": {"type": "array", "items": endpoint.result}},
         "required": ["results"],
     }
     return {
         "operationId": name,
-        "summary": verb.summary,
+        "summary": endpoint.summary,
         "parameters": [{"name": each, "in": "query", "schema": schema} for each, schema in options.items()],
-        "requestBody": {"required": True, "content": _bodies(verb, options)},
+        "requestBody": {"required": True, "content": _bodies(endpoint, options)},
         "responses": {
-            "200": {"description": "One result per input, in order", "content": _content(answer)},
-            **_refusals(_ASKED, keyed),
+            "200": {"description": "One result per input, in order", "content": _content(results)},
+            **_refusals(_REFUSALS, keyed),
         },
         **_secured(keyed),
     }
 
 
-def _bodies(verb: Endpoint, options: dict[str, Any]) -> dict[str, Any]:
-    if verb.takes == IMAGES:
+def _bodies(endpoint: Endpoint, options: dict[str, Any]) -> dict[str, Any]:
+    if endpoint.takes == IMAGES:
         item: dict[str, Any] = {"type": "string", "contentEncoding": "base64", "description": "An image file."}
         raw = _content({"type": "string", "format": "binary"}, "image/*")
         raw |= _content({"type": "string", "format": "binary"}, "application/octet-stream")
@@ -113,30 +118,30 @@ def _bodies(verb: Endpoint, options: dict[str, Any]) -> dict[str, Any]:
         item = {"type": "string", "maxLength": LINE_CHARACTERS}
         raw = _content({"type": "string"}, "text/plain")
     inputs = {"type": "array", "items": item, "minItems": 1, "maxItems": INPUTS}
-    whole = {
+    body = {
         "type": "object",
-        "properties": {verb.takes: inputs, **options},
-        "required": [verb.takes],
+        "properties": {endpoint.takes: inputs, **options},
+        "required": [endpoint.takes],
         "additionalProperties": False,
     }
-    return {**_content(whole), **raw}
+    return {**_content(body), **raw}
 
 
 def _infer(verb: str, keyed: bool) -> dict[str, Any]:
-    name = "image" if VERBS[verb].takes == IMAGES else "text"
+    name = input_name(verb)
     kinds = ["BYTES", "UINT8"] if name == "image" else ["BYTES"]
-    whole = {"type": "integer", "minimum": 1}
+    size = {"type": "integer", "minimum": 1}
     tensor = {
         "type": "object",
         "properties": {
             "name": {"const": name},
-            "shape": {"type": "array", "items": whole, "minItems": 1, "maxItems": 4},
+            "shape": {"type": "array", "items": size, "minItems": 1, "maxItems": 4},
             "datatype": {"enum": kinds},
             "data": {"type": "array"},
         },
         "required": ["name", "shape", "datatype"],
     }
-    asked = {
+    body = {
         "type": "object",
         "properties": {
             "id": {"type": "string", "maxLength": 200},
@@ -157,10 +162,9 @@ def _infer(verb: str, keyed: bool) -> dict[str, Any]:
         },
         "required": ["inputs"],
     }
-    answers = {"200": {"description": "Tensors", "content": _content(_OBJECT)}}
     return {
         "summary": f"{VERBS[verb].summary}, by the Open Inference Protocol",
-        "requestBody": {"required": True, "content": _content(asked)},
-        "responses": answers | _refusals(_ASKED, keyed),
+        "requestBody": {"required": True, "content": _content(body)},
+        "responses": {"200": {"description": "Tensors", "content": _content(_OBJECT)}, **_refusals(_REFUSALS, keyed)},
         **_secured(keyed),
     }

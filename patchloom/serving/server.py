@@ -1,8 +1,8 @@
-"""`patchloom serve`: the application on Granian, which parses HTTP outside of Python and cuts slow headers.
+"""`patchloom serve`: the application on Granian, which parses HTTP outside of Python and closes slow connections.
 
-The port is bound before the model is loaded, so that one in use is said at once, and listened on once the model
-answers. Told to stop, the server takes no further connection, answers what it took, ends the model's processes, and is
-gone.
+The port is bound before the model is loaded, so that a port in use is reported at once, and opened when the model is
+ready. On a signal the server accepts no further connection, completes accepted requests, ends the model processes, and
+exits.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from patchloom.serving.app import App
@@ -21,7 +22,7 @@ from patchloom.serving.processes import ModelProcesses
 from patchloom_runtime.errors import UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LAST_SECONDS = 10  # beside a request's own deadline, until a server that was told to stop is gone
+LAST_SECONDS = 10  # in addition to the deadline of a request, until a stopping server exits
 
 Say = Callable[[str], None]
 
@@ -39,11 +40,9 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     thumbnails: ModelProcesses | None = None,
 ) -> None:
-    """Serve until a signal; `began` is told the address, once it answers."""
-    try:
-        import granian  # noqa: F401
-    except ModuleNotFoundError:
-        raise UsageError("serving needs Granian: pip install 'patchloom[serve]'") from None
+    """Serve until a signal; call `began` with the address once the model is ready."""
+    if find_spec("granian") is None:
+        raise UsageError("serving needs Granian, which is not installed: pip install 'patchloom[serve]'")
     with listening(host, port) as bound:
         address, own_port = bound.getsockname()[:2]
         hosts = Hosts(host, address, own_port, allowed_hosts)
@@ -52,7 +51,7 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A bound socket; connections inherit that an answer nobody reads is given up."""
+    """Return a bound socket; its connections are dropped if a response stays unread."""
     bound = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -65,67 +64,74 @@ def listening(host: str, port: int) -> socket.socket:
         if bound is not None:
             bound.close()
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot listen on {host} port {port}: {reason}. Give another --host or --port.") from None
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}. Pass another --host or --port.") from None
     return bound
 
 
 def free_port(host: str, wanted: int) -> int:
-    """The port that is wanted, or 0, which takes a free one, where another program listens there."""
+    """Return the wanted port, or 0 (any free port) if another program uses it."""
     try:
         listening(host, wanted).close()
     except UsageError as error:
         try:
             listening(host, 0).close()
-        except UsageError:  # the address is wrong, not the port
+        except UsageError:  # the host is wrong, not the port
             raise error from None
         return 0
     return wanted
 
 
 async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str, App], None]) -> None:
-    limits = app.admission.limits
     stopping = asyncio.Event()
+    broken: list[asyncio.Task[None]] = []
     with _on_signals(stopping, app):
         starting = asyncio.create_task(app.start())
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            _leave_the_core_to_the_model()
-            connections = _connections(say)
-            app.admission.uploads.limit = min(UPLOADS, connections // 2)
-            bound.listen(BACKLOG)
-            server, address = _granian(app, bound, connections), address_of(bound)
-            serving = asyncio.create_task(server.serve())
-            began(address, app)
-            await asyncio.wait([serving, stopped, *app.tasks], return_when=asyncio.FIRST_COMPLETED)
-            app.is_ending, broken = True, [task for task in app.tasks if task.done()]
-            say("told to stop: no further requests are taken, those that were are answered")
-            server.stop()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limits.deadline_seconds + LAST_SECONDS):
-                    await serving
+            broken = await _serve_requests(bound, app, stopped, say, began)
         else:
-            broken = []
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
         await app.stop()
         for task in broken:
-            task.result()  # raises: a fault of ours
-        say(f"stopped; {sum(app.metrics.requests.values()):,} requests were answered")
+            task.result()  # raises its error
+        say(f"stopped after {app.metrics.total_requests:,} requests")
+
+
+async def _serve_requests(
+    bound: socket.socket, app: App, stopped: asyncio.Task[Any], say: Say, began: Callable[[str, App], None]
+) -> list[asyncio.Task[None]]:
+    """Serve a started application until `stopped` ends; return background tasks that ended with an error."""
+    _schedule_as_batch()
+    connections = _connections(say)
+    app.admission.uploads.limit = min(UPLOADS, connections // 2)
+    bound.listen(BACKLOG)
+    server, address = _granian(app, bound, connections), address_of(bound)
+    serving = asyncio.create_task(server.serve())
+    began(address, app)
+    await asyncio.wait([serving, stopped, *app.tasks], return_when=asyncio.FIRST_COMPLETED)
+    app.is_ending, broken = True, [task for task in app.tasks if task.done()]
+    say("stopping: no further requests are accepted, accepted ones are completed")
+    server.stop()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(app.admission.limits.deadline_seconds + LAST_SECONDS):
+            await serving
+    return broken
 
 
 def address_of(bound: socket.socket) -> str:
-    """Where clients find it."""
+    """Return the URL of a bound socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
 def _on_signals(stopping: asyncio.Event, app: App) -> Iterator[None]:
-    """Set `stopping` at the first signal; at the second, end everything at once.
+    """Set `stopping` at the first signal; kill all processes at the second.
 
-    The loop's own handlers lose a signal that comes while Granian's threads have filled the pipe that wakes the loop.
+    The loop's own handlers lose a signal that arrives while Granian's threads have filled the pipe that wakes the loop.
     """
     loop = asyncio.get_running_loop()
 
@@ -146,10 +152,11 @@ def _on_signals(stopping: asyncio.Event, app: App) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave_the_core_to_the_model() -> None:
-    """Where both have one core: its turn ends before requests are taken, several at once, not with each of them.
+def _schedule_as_batch() -> None:
+    """Schedule this process so that it does not interrupt a model process on the same core.
 
-    Granian's threads, begun later, inherit it.
+    It then accepts several requests when the model's time slice ends, instead of ending that slice with each of them.
+    Granian's threads start later and inherit it.
     """
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with suppress(OSError):
@@ -157,9 +164,9 @@ def _leave_the_core_to_the_model() -> None:
 
 
 def _connections(say: Say) -> int:
-    """Return how many connections may be open at once.
+    """Return the maximum number of open connections.
 
-    Without an open file left, Granian would try to accept the next one over and over.
+    Without a free file descriptor, Granian would retry to accept the next connection in a busy loop.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS + RESERVED_FILES
@@ -170,7 +177,7 @@ def _connections(say: Say) -> int:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < wanted:
             connections = max(soft // 4, soft - RESERVED_FILES)
-            say(f"at most {connections} connections at once: the system allows {soft} open files (see ulimit -n)")
+            say(f"note: at most {connections} connections, since the system allows {soft} open files (see ulimit -n)")
             return connections
     return CONNECTIONS
 
@@ -182,19 +189,19 @@ def _granian(app: App, bound: socket.socket, connections: int) -> Any:
     from granian.server.embed import Server
 
     class OnSocket(Server):
-        """On a socket of ours: its own would share a port that is in use."""
+        """A server on our socket; Granian's own would share a port that is in use."""
 
         def _init_shared_socket(self: Any) -> None:
-            held: Any = SocketHolder  # whose types know one argument of three
-            self._sfd = bound.detach()  # which the server closes when it stops
-            self._shd, self._ssp = held(self._sfd, False, BACKLOG), None
+            holder: Any = SocketHolder  # its type stub has one of three arguments
+            self._sfd = bound.detach()  # closed by the server when it stops
+            self._shd, self._ssp = holder(self._sfd, False, BACKLOG), None
 
     settings = HTTP1Settings(
         header_read_timeout=int(1000 * app.admission.limits.header_seconds), max_buffer_size=HEADER_BYTES
     )
     return OnSocket(
         app,
-        interface=Interfaces.ASGINL,  # the application was started already
+        interface=Interfaces.ASGINL,  # without lifespan: the application has been started
         http=HTTPModes.http1,
         websockets=False,
         backlog=BACKLOG,

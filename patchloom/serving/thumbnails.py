@@ -1,27 +1,31 @@
-"""Small pictures of the files that a search found, made in a process of their own: the model never waits for them.
+"""Thumbnails of search results, made in a process of their own, so that the model never waits for them.
 
-A client names a number of pixels, never a file: pictures are sent of those files alone that the index itself found, and
-only from folders that whoever started the server named.
+A client sends a size, never a path: only files that the index itself returned are read, and only from folders named by
+whoever started the server.
 """
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from patchloom.serving.admission import Admission, Request
+from starlette.exceptions import HTTPException
+
+from patchloom.serving.admission import Admission, ModelRequest
 from patchloom.serving.endpoints import THUMBNAILS
 from patchloom.serving.limits import Limits
 from patchloom.serving.processes import ModelProcesses, Say
-from patchloom.serving.refusals import Refused
 from patchloom.serving.requests import invalid
+from patchloom_runtime.errors import UsageError
 
-PIXELS = 4 << 20  # of all thumbnails of one answer: 16 of 512 pixels per side
-LEAST_SIDE = 128  # what a smaller thumbnail counts as: its file is decoded all the same, so that 256 are the most
-_PART = 8  # files of one request to the process; those of others come between
-_QUEUE = 2 * PIXELS // LEAST_SIDE**2  # files that may wait: those of two of the largest answers
+NO_IMAGES = "note: images of the index are not shown: it can name any file. Add --images FOLDER for each folder to show"
+PIXELS = 4 << 20  # all thumbnails of one response: 16 of 512 pixels per side
+LEAST_SIDE = 128  # a smaller thumbnail counts as this size, since its file is decoded all the same; so 256 are the most
+_PART = 8  # files per request to the process, so that other requests come in between
+_QUEUE = 2 * PIXELS // LEAST_SIDE**2  # files that may wait: those of two of the largest responses
 
 
 class ThumbnailProcess(ModelProcesses):
@@ -33,32 +37,45 @@ class ThumbnailProcess(ModelProcesses):
         self._settings["roots"] = list(roots)
 
 
+def image_roots(source: str, images: Sequence[str]) -> list[str]:
+    """Return the real paths of folders whose images an index may show; raise UsageError if one is not a folder."""
+    if images and not os.path.isfile(os.path.join(source, "index.json")):
+        raise UsageError(f"--images names folders with the images of an index, but {source} is not an index")
+    for folder in images:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--images is {folder}, which is not a folder; pass a folder with images of the index")
+    return [os.path.realpath(folder) for folder in images]
+
+
 def check_thumbnails(inputs: int, options: Mapping[str, Any]) -> None:
-    """Refuse a search whose thumbnails have more pixels together than one answer holds."""
+    """Refuse a search whose thumbnails have more than PIXELS pixels together."""
     side = options.get("thumbnails", 0)
     pixels = inputs * options.get("top", 0) * max(side, LEAST_SIDE) ** 2
     if side and pixels > PIXELS:
         raise invalid(
             f"{inputs} inputs × top {options['top']} × thumbnails of {side} × {side} are {pixels:,} pixels, expected "
-            f"at most {PIXELS:,} (a side below {LEAST_SIDE} counts as {LEAST_SIDE}); ask for fewer or smaller ones"
+            f"at most {PIXELS:,} (a side below {LEAST_SIDE} counts as {LEAST_SIDE}); request fewer or smaller ones"
         )
 
 
 async def add_thumbnails(results: bytes, side: int, process: ModelProcesses, began: float) -> bytes:
-    """Fill in the thumbnails of a search's results; `began` is when the request came, for its deadline."""
-    found = json.loads(results)
-    paths = list(dict.fromkeys(hit["path"] for one in found for hit in one["hits"]))
+    """Return the results of a search, in JSON, with thumbnails; the deadline counts from `began`."""
+    searches = json.loads(results)
+    paths = list(dict.fromkeys(hit["path"] for search in searches for hit in search["hits"]))
     parts = [paths[start : start + _PART] for start in range(0, len(paths), _PART)]
-    # As JSON, since a path may hold what is no text.
-    requests = [Request(THUMBNAILS, {"side": side}, [json.dumps(path).encode() for path in part]) for part in parts]
+    # In JSON, since a path may have bytes that are not text.
+    requests = [
+        ModelRequest(THUMBNAILS, {"side": side}, [json.dumps(path).encode() for path in part]) for part in parts
+    ]
     deadline = process.admission.limits.deadline_seconds
     try:
         async with asyncio.timeout(began + deadline - time.monotonic()):
-            answers = await asyncio.gather(*(process.admission.answered(request) for request in requests))
+            responses = await asyncio.gather(*(process.admission.run(request) for request in requests))
     except TimeoutError:
-        raise Refused(HTTPStatus.GATEWAY_TIMEOUT, f"there were no thumbnails within {deadline:g} s") from None
-    made = dict(zip(paths, (each for answer in answers for each in json.loads(answer)), strict=True))
-    for one in found:
-        for hit in one["hits"]:
-            hit["thumbnail"] = made[hit["path"]]
-    return json.dumps(found).encode()
+        reason = f"the thumbnails were not ready within {deadline:g} s"
+        raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, reason) from None
+    thumbnails = dict(zip(paths, (each for response in responses for each in json.loads(response)), strict=True))
+    for search in searches:
+        for hit in search["hits"]:
+            hit["thumbnail"] = thumbnails[hit["path"]]
+    return json.dumps(searches).encode()

@@ -1,15 +1,14 @@
-"""Request bodies that are being read: how many at once, and how fast each must come.
+"""Request bodies being read: how many at the same time, and how fast each must arrive.
 
-A client sends BYTES_PER_SECOND at least, with a grace period for its start and its pauses. Where all slots are taken,
-the body that is furthest behind that rate is cut, so that slow clients do not keep others out.
+A client must send at least BYTES_PER_SECOND, with a grace period for its start and its pauses. If all slots are taken,
+the body that is furthest behind that rate is cut off, so that slow clients do not keep others out.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from patchloom.serving.limits import BYTES_PER_SECOND, SECONDS_BEHIND, UPLOADS
-from patchloom.serving.refusals import overloaded
+from patchloom.serving.limits import BYTES_PER_SECOND, SECONDS_BEHIND, UPLOADS, overloaded
 
 
 class Upload:
@@ -20,7 +19,7 @@ class Upload:
 
     @property
     def ends(self) -> float:
-        """The loop's time at which it is cut unless more of it comes."""
+        """The loop time at which the body is cut off unless more of it arrives."""
         when = self.timer.when()
         assert when is not None
         return when
@@ -31,20 +30,20 @@ class Upload:
         return self._grace_seconds - (self.ends - asyncio.get_running_loop().time())
 
     def received(self, size: int) -> None:
-        """Allow the time that so many bytes may take; bytes sent early do not earn a longer pause."""
+        """Extend the timer by the time that `size` bytes may take; early bytes do not earn a longer pause."""
         latest = asyncio.get_running_loop().time() + self._grace_seconds
         self.timer.reschedule(min(self.ends + size / BYTES_PER_SECOND, latest))
 
 
 @asynccontextmanager
 async def paced(grace_seconds: float) -> AsyncIterator[Upload]:
-    """Raise TimeoutError inside when a body comes too slowly."""
+    """Raise TimeoutError inside the block when a body arrives too slowly."""
     async with asyncio.timeout(grace_seconds) as timer:
         yield Upload(timer, grace_seconds)
 
 
 class Uploads:
-    """The slots of all bodies that are being read."""
+    """The slots of all bodies being read."""
 
     def __init__(self) -> None:
         self.limit = UPLOADS
@@ -55,7 +54,7 @@ class Uploads:
 
     @asynccontextmanager
     async def slot(self, grace_seconds: float) -> AsyncIterator[Upload]:
-        """Take a slot; raise TimeoutError inside when the body comes too slowly or is cut for another."""
+        """Take a slot; raise TimeoutError inside the block when the body is too slow or is cut off for another."""
         if len(self) >= self.limit:
             self._cut_slowest()
         async with paced(grace_seconds) as upload:

@@ -1,6 +1,6 @@
-"""Answers that a person looks at: the map of what spoke for a class, and small pictures of an index's files.
+"""Results for people to look at: maps of the evidence for a class, search results with thumbnails.
 
-This runs where the model is, but for `small_pictures`, which the process of `thumbnails.py` runs.
+This code runs in a model process, `thumbnails_of` in the thumbnail process.
 """
 
 import base64
@@ -14,26 +14,26 @@ from PIL import Image
 from patchloom_runtime.errors import PatchloomError, UsageError, nearest
 from patchloom_runtime.images.inputs import thumbnail_of
 
-LOSSLESS = 64  # pixels of a side up to which a picture is sent as it is: every pixel of it is seen
+LOSSLESS = 64  # pixels per side up to which an image is sent as PNG, since people can tell single pixels
 QUALITY = 85
 
 
-def explained(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Likeliest classes of pictures, and what speaks for one of them where."""
+def explain(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the most likely classes of images, and a map of the evidence for one class each."""
     import torch
 
     from patchloom.report.pictures.explanations import class_map, map_kind, strengths
     from patchloom.report.pictures.look import network_inputs
     from patchloom.report.pictures.sheets import numbers
 
-    label, names = options["label"], _names(model)
+    label, names = options["label"], class_names(model) or []
     if label is not None and label not in names:
         raise UsageError(
-            f"there is no class {label!r}.{nearest(label, names)}" if names else "the model names no classes"
+            f"there is no class {label!r}.{nearest(label, names)}" if names else "the model has no classes"
         )
-    inputs = network_inputs(model.model, model.preprocessing, list(pictures))
+    inputs = network_inputs(model.model, model.preprocessing, list(images))
     order = (-inputs.probabilities).argsort(axis=1, kind="stable") if names else None
-    likeliest = torch.zeros(len(pictures), dtype=torch.int64) if order is None else torch.from_numpy(order[:, 0].copy())
+    likeliest = torch.zeros(len(images), dtype=torch.int64) if order is None else torch.from_numpy(order[:, 0].copy())
     chosen = likeliest if label is None else torch.full_like(likeliest, names.index(label))
     kind = map_kind(inputs.network)
     best = class_map(inputs.network, inputs.images, likeliest)
@@ -48,33 +48,33 @@ def explained(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -
             "label": names[chosen[row]] if names else "",
             "kind": kind,
             "map": scaled[row].tolist(),
-            "seen": in_base64(seen),
+            "seen": in_base64(image),
         }
-        for row, seen in enumerate(inputs.input_images)
+        for row, image in enumerate(inputs.input_images)
     ]
 
 
-def _names(model: Any) -> list[str]:
-    """Of its classes; none where it has no classifier for them."""
+def class_names(model: Any) -> list[str] | None:
+    """Return the class names of a classifier, or None if it has no classifier head."""
     try:
         model.check_decides()
     except UsageError:
-        return []
+        return None
     return list(model.labels)
 
 
-def in_base64(picture: Image.Image) -> str:
-    """A PNG of a small picture, a JPEG of others."""
+def in_base64(image: Image.Image) -> str:
+    """Encode a small image as PNG, others as JPEG."""
     file = io.BytesIO()
-    if max(picture.size) <= LOSSLESS:
-        picture.save(file, "PNG")
+    if max(image.size) <= LOSSLESS:
+        image.save(file, "PNG")
     else:
-        picture.save(file, "JPEG", quality=QUALITY)
+        image.save(file, "JPEG", quality=QUALITY)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def thumbnails_of(roots: Sequence[str], lines: Sequence[str], options: Mapping[str, Any]) -> list[str | None]:
-    """Return a thumbnail per path, which is JSON in its line; None if it is outside the roots or has no picture."""
+    """Return a thumbnail per path, each path in JSON; None for a path outside the roots or an unreadable image."""
     return [_thumbnail(json.loads(line), options["side"], roots) for line in lines]
 
 
@@ -85,17 +85,17 @@ def _thumbnail(path: str, side: int, roots: Sequence[str]) -> str | None:
         return None
 
 
-def search_answer(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nearest files of an index; with voters, what class they vote for and at which level each file matches it."""
+def search(index: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the nearest files of an index, the vote of the first `neighbours`, and where each file matches it."""
     from patchloom.data.labels.taxonomy import FINEST, level_named
     from patchloom.inference.neighbors import vote_shares
 
     about, voters = index.about, options["neighbours"]
     level = about.level if options["level"] is None else level_named(options["level"], about.levels)
-    told = []
-    # Of the labels themselves, which say those of every level.
-    for one in index.search(list(pictures), top=max(options["top"], voters), level=FINEST):
-        voting = [hit for hit in one.hits[:voters] if hit.label]
+    results = []
+    # At the finest level, whose labels determine those of every other level.
+    for neighbors in index.search(list(images), top=max(options["top"], voters), level=FINEST):
+        voting = [hit for hit in neighbors.hits[:voters] if hit.label]
         shares = vote_shares([hit.score for hit in voting], [hit.label for hit in voting])
         best = next(iter(shares), "")
         hits = [
@@ -104,22 +104,22 @@ def search_answer(index: Any, pictures: Sequence[Any], options: Mapping[str, Any
                 "score": hit.score,
                 "label": about.at(hit.label, level),
                 "match": _match(about, hit.label, best),
-                "thumbnail": None,  # the process of `thumbnails.py` makes it
+                "thumbnail": None,  # filled in by the front process, see `thumbnails.py`
             }
-            for hit in one.hits[: options["top"]]
+            for hit in neighbors.hits[: options["top"]]
         ]
-        answers: dict[str, float] = {}
+        votes: dict[str, float] = {}
         for label, share in shares.items():
             name = about.at(label, level)
-            answers[name] = answers.get(name, 0.0) + share
-        ordered = sorted(answers.items(), key=lambda each: (-each[1], each[0]))
-        votes = [{"label": name, "probability": min(1.0, share)} for name, share in ordered]
-        told.append({"hits": hits, "level": level or FINEST, "answers": votes})
-    return told
+            votes[name] = votes.get(name, 0.0) + share
+        ordered = sorted(votes.items(), key=lambda vote: (-vote[1], vote[0]))
+        answers = [{"label": name, "probability": min(1.0, share)} for name, share in ordered]
+        results.append({"hits": hits, "level": level or FINEST, "answers": answers})
+    return results
 
 
 def levels_of(about: Any) -> list[str]:
-    """The levels of an index's labels, the finest first."""
+    """Return the levels of an index's labels, finest first."""
     from patchloom.data.labels.taxonomy import FINEST
 
     if not about.labels:
@@ -129,7 +129,7 @@ def levels_of(about: Any) -> list[str]:
 
 
 def _match(about: Any, label: str, best: str) -> str | None:
-    """The finest level at which two labels are of one class; None where there is none."""
+    """Return the finest level at which two labels have the same class, or None."""
     if not label or not best:
         return None
     levels = levels_of(about)
@@ -137,5 +137,5 @@ def _match(about: Any, label: str, best: str) -> str | None:
 
 
 def _at(about: Any, label: str, level: str) -> str:
-    found: str = about.at(label, level if level in about.levels else "")
-    return found
+    name: str = about.at(label, level if level in about.levels else "")
+    return name

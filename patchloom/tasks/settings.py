@@ -122,7 +122,7 @@ class TrainingSettings:
     @property
     def reading(self) -> Reading:
         """How the data are read."""
-        return Reading.of(self)
+        return Reading.from_settings(self)
 
     def recipe_changes(self) -> dict[str, Any]:
         """Return the options that are recipe fields, by their dotted keys."""

@@ -38,7 +38,7 @@ def keep_and_report(
         data=settings.data_text,
         data_name=plan.data_name,
         level=settings.level,
-        **settings.reading.given(),  # type: ignore[arg-type]
+        **settings.reading.chosen(),  # type: ignore[arg-type]
         init=settings.init,
         ended=outcome.ended,
         epochs=outcome.progress.epoch,

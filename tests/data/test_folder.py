@@ -252,7 +252,7 @@ def test_a_stranger_to_the_taxonomy_is_named_at_evaluation(clean, tmp_path):
     found = open_for(clean, model, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse")
     assert names_of(found)["val/ant/0.png"] == "small"
     assert len(found) == 6
-    assert "'bee' (1 picture)" in found.notes[0]
+    assert "'bee' (1 image)" in found.notes[0]
 
 
 def test_taxonomy_that_misses_a_class(clean, tmp_path):

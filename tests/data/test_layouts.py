@@ -400,6 +400,6 @@ def test_a_large_dataset_is_not_looked_through_for_evidence(tmp_path, monkeypatc
         write(tmp_path, f"{name}/x.txt", "")
         for i in range(20):
             write(tmp_path, f"{name}/{i}.jpg", "")
-    folders = Evidence.of(tmp_path).folders
+    folders = Evidence.search(tmp_path).folders
     assert len(folders) <= 4
     assert all(len(folder.images) + len(folder.files) <= 5 for folder in folders.values())

@@ -130,7 +130,7 @@ def test_a_broken_picture_is_replaced_and_named(workers):
     seen = [(int(i), int(n)) for b in batches for i, n in zip(b.index, b.labels, strict=True)]
     assert sorted(i for i, _ in seen) == sorted([*set(range(50)) - {5, 6, 49}, 7, 7, 0])
     assert all(label == index % 7 for index, label in seen)
-    assert tolerant.broken == {i: f"noise, picture {i}: ends after 3 bytes" for i in (5, 6, 49)}
+    assert tolerant.broken == {i: f"noise, image {i}: ends after 3 bytes" for i in (5, 6, 49)}
     tolerant.close()
 
 

@@ -147,7 +147,7 @@ def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
 
 def test_classes_in_file_names_are_counted_in_all_of_them(tmp_path, monkeypatch):
     """Names are sorted: the first of them are of the first classes alone."""
-    monkeypatch.setattr("patchloom.data.labels.unlabeled._LOOKED_AT", 24)
+    monkeypatch.setattr("patchloom.data.labels.unlabeled._SAMPLED_NAMES", 24)
     draw(tmp_path / "photos", *(f"{breed}_{number}.png" for breed in "abcdefghijkl" for number in range(8)))
     with pytest.raises(DataError, match=facts(12)):
         open_data(str(tmp_path / "photos"))

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from starlette.exceptions import HTTPException
 
 from patchloom.cli.options import parse_pairs
 from patchloom.data.annotations.mask_classes import has_masks, of_masks
@@ -58,8 +59,6 @@ from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
-from patchloom.serving.exchange import JSON
-from patchloom.serving.refusals import Refused
 from patchloom.tasks.detection import run_files as detection
 from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
@@ -134,8 +133,8 @@ def refusals() -> Iterator[None]:
         yield
     except PatchloomError as error:
         _check_error(error)
-    except Refused as error:
-        _check_status(error.status)
+    except HTTPException as error:
+        _check_status(error.status_code)
 
 
 def _check_error(error: PatchloomError) -> None:
@@ -299,7 +298,7 @@ def _requests(folder: Path) -> None:
     first, _, rest = data.partition(b"\n")
     length, body = (first.decode(), rest) if first.isdigit() else ("", data)
     for verb in ("predict", "search", "translate"):
-        for kind in (JSON, "text/plain", "application/octet-stream"):
+        for kind in (reading.JSON, "text/plain", "application/octet-stream"):
             with refusals():
                 reading.inputs_and_options(verb, kind, first, body)
             with refusals():

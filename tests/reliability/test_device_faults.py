@@ -135,7 +135,7 @@ def asked(
     """Statuses and bodies of a batch of requests with a picture each."""
     header = {"requests": [{"verb": "predict", "options": {}, "inputs": 1}] * requests}
     parts = [PICTURES[number].read_bytes() for number in range(requests)]
-    return model_process._answered({"predict": answer}, header, parts, pixels=10**6)
+    return model_process.run_batch({"predict": answer}, header, parts, pixels=10**6)
 
 
 def test_a_batch_without_memory_is_answered_one_by_one() -> None:
@@ -201,7 +201,7 @@ def test_a_model_that_the_device_refuses_is_told_in_one_line(error: Exception, m
     from patchloom.serving.messages import Connection
 
     own, other = socket.socketpair()
-    monkeypatch.setattr(model_process, "_loaded", failing(error))
+    monkeypatch.setattr(model_process, "_load", failing(error))
     process = Forked(lambda: model_process.main(os.dup(other.fileno()), {}))
     other.close()
     told = Connection(own.detach())

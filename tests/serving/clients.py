@@ -50,18 +50,18 @@ class InThisProcess(ModelProcesses):
 
     async def _work(self) -> None:
         while True:
-            await self.admission.arrived()
+            await self.admission.wait_for_request()
             batch = self.admission.take()
             header = {"requests": [vars(one) | {"inputs": len(one.inputs)} for one in batch]}
             parts = [part for one in batch for part in one.inputs]
-            statuses, bodies = model_process._answered(
+            statuses, bodies = model_process.run_batch(
                 self._answers, header, parts, pixels=self.admission.limits.pixels
             )
-            self.batch_inputs(len(parts), 0.001)
+            self.count_batch(len(parts), 0.001)
             for request, status, body in zip(batch, statuses, bodies, strict=True):
-                from patchloom.serving.processes import _hand_over
+                from patchloom.serving.processes import _deliver
 
-                _hand_over(request, status, body, 0.001)
+                _deliver(request, status, body, 0.001)
 
 
 async def ask(

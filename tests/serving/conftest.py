@@ -6,7 +6,7 @@ import pytest
 
 import patchloom
 from patchloom.serving.app import App
-from patchloom.serving.model_calls import call_model, described
+from patchloom.serving.served_model import describe, verb_functions
 from tests.golden import make
 from tests.serving.clients import InThisProcess
 
@@ -21,4 +21,4 @@ def classifier() -> patchloom.Classifier:
 
 @pytest.fixture
 def app(classifier: patchloom.Classifier) -> App:
-    return App(InThisProcess(call_model(classifier), described(classifier)), "golden")
+    return App(InThisProcess(verb_functions(classifier), describe(classifier)), "golden")

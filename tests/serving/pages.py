@@ -17,11 +17,11 @@ from patchloom.models.dense.detector import make_detector
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.hosts import Hosts
-from patchloom.serving.model_calls import call_model, described, load_served, make_thumbnails
 from patchloom.serving.page import PageApp
+from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
-from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier
+from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, asked
 from tests.serving.conftest import GOLDEN
@@ -42,7 +42,7 @@ def artifact(_: Path) -> Any:
         return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
 
     transform = EvaluationTransform((32, 32), 1.0)
-    about = About("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
+    about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
     return ArtifactClassifier(Path("artefact"), about, LABELS, means)
 
 
@@ -97,9 +97,9 @@ LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 
 
 def page_of(model: Any, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
-    processes = InThisProcess(call_model(model), described(model))
+    processes = InThisProcess(verb_functions(model), describe(model))
     processes.source = source
-    thumbnails = None if images is None else InThisProcess(make_thumbnails([str(images)]), {})
+    thumbnails = None if images is None else InThisProcess(thumbnail_functions([str(images)]), {})
     return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)
 
 

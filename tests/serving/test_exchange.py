@@ -4,9 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from patchloom.serving.exchange import Exchange, refusal
-from patchloom.serving.limits import Limits
-from patchloom.serving.refusals import overloaded
+from patchloom.serving.exchange import Exchange, error_response
+from patchloom.serving.limits import overloaded
 
 
 def test_a_refused_body_is_read_after_its_answer() -> None:
@@ -22,15 +21,17 @@ def test_a_refused_body_is_read_after_its_answer() -> None:
         async def send(message: Any) -> None:
             events.append(message["type"])
 
-        scope = {"method": "POST", "path": "/predict", "headers": [(b"content-length", b"2")]}
-        await Exchange(scope, receive, send, Limits()).respond(refusal(overloaded("64 wait", 2)))
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [(b"content-length", b"2")]}
+        exchange = Exchange(scope, receive, send)
+        await error_response(overloaded("64 wait", 2))(scope, receive, exchange.send)
+        await exchange.drain()
 
     asyncio.run(refuse())
     assert events == ["http.response.start", "http.response.body", "read", "read"]
 
 
 def test_a_reason_is_json_whatever_a_client_sent() -> None:
-    told = refusal(overloaded('there is no "ö"\n', 3))
+    told = error_response(overloaded('there is no "ö"\n', 3))
     assert rb"there is no \"\u00f6\"\\n" in told.body
     assert "3 s" in json.loads(told.body)["error"]
-    assert (told.status, told.headers) == (503, {"Retry-After": "3"})
+    assert (told.status_code, told.headers["retry-after"]) == (503, "3")

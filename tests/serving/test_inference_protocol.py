@@ -22,7 +22,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
     return {"name": "image", "datatype": "BYTES", "shape": [2], "data": data} | changes
 
 
-def test_the_server_and_its_models_are_described(app: App) -> None:
+def test_the_server_and_its_models_are_describe(app: App) -> None:
     assert get(app, "/v2").json["extensions"] == ["binary_tensor_data"]
     assert get(app, "/v2/health/live").status == get(app, "/v2/models/golden-embed/ready").status == 200
     about = get(app, "/v2/models/golden").json

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from patchloom.cli.serve import serve
-from patchloom.serving.app import OPEN, App
+from patchloom.serving.app import PROBES, App
 from patchloom.serving.processes import STOP_SECONDS
 from patchloom.serving.server import LAST_SECONDS
 from tests.serving.clients import get
@@ -42,7 +42,7 @@ def test_ports_probes_and_the_end(documents: dict[str, Any], app: App) -> None:
     assert container["ports"] == [{"name": "http", "containerPort": given["port"]}]
     for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
-        assert path in OPEN  # a probe has no key
+        assert path in PROBES  # a probe has no key
         assert get(app, path).status == 200
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= waited + given["deadline"] + LAST_SECONDS + STOP_SECONDS

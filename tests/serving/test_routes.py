@@ -1,16 +1,19 @@
 """What is asked over HTTP is answered as the model does, and what cannot be is one plain line and a 4xx."""
 
 import base64
+import importlib
 import json
 import re
+import sys
 
 import numpy as np
 import PIL
 import pytest
 
+import patchloom.serving
 from patchloom.serving.app import App
 from patchloom.serving.limits import INPUTS, Limits
-from patchloom.serving.model_calls import call_model, described
+from patchloom.serving.served_model import describe, verb_functions
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.decode import MAX_PIXELS
 from tests.data.bad_images import READ, REFUSED
@@ -44,7 +47,7 @@ def test_many_pictures_of_one_request_and_many_requests_of_one_batch(app: App, c
     good = [one for one in together if one.status == 200]
     assert [len(one.json["results"][0]["answers"]) for one in good] == [1, 2] * 3
     assert [one.json["results"][0]["answers"][0]["label"] for one in good[::2]] == first
-    assert 'patchloom_batch_inputs_bucket{le="8"}' in get(app, "/metrics").body.decode()
+    assert 'patchloom_batch_inputs_bucket{le="8.0"}' in get(app, "/metrics").body.decode()
 
 
 def test_vectors_are_those_of_embed(app: App, classifier) -> None:
@@ -107,7 +110,7 @@ def test_a_request_that_cannot_be_read(app: App) -> None:
 
 def test_the_size_of_a_body_and_of_a_picture_is_limited(classifier) -> None:
     limits = Limits(body_bytes=len(PNG), pixels=100)
-    app = App(InThisProcess(call_model(classifier), described(classifier), limits), "small")
+    app = App(InThisProcess(verb_functions(classifier), describe(classifier), limits), "small")
     told = post(app, "/predict", PNG + b"x")
     assert (told.status, told.headers["connection"]) == (413, "close")
     told = post(app, "/predict", b"", **{"content-length": "99999999999999999999"})
@@ -130,7 +133,7 @@ def test_a_path_or_method_that_is_not_there(app: App) -> None:
 
 
 def test_a_key_is_asked_of_all_but_probes(classifier) -> None:
-    app = App(InThisProcess(call_model(classifier), described(classifier)), "golden", api_key="secret")
+    app = App(InThisProcess(verb_functions(classifier), describe(classifier)), "golden", api_key="secret")
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": "secre"}):
         told = post(app, "/predict", PNG, **headers)
         assert (told.status, told.headers["www-authenticate"]) == (401, "Bearer")
@@ -148,10 +151,10 @@ def test_what_is_told_of_the_server(app: App) -> None:
     post(app, "/predict", PNG)
     post(app, "/predict", b"")
     lines = get(app, "/metrics").body.decode().splitlines()
-    assert 'patchloom_requests_total{route="/predict",status="200"} 1' in lines
-    assert 'patchloom_requests_total{route="/predict",status="422"} 1' in lines
+    assert 'patchloom_requests_total{route="/predict",status="200"} 1.0' in lines
+    assert 'patchloom_requests_total{route="/predict",status="422"} 1.0' in lines
     for reason in ("upload", "queue", "batch", "model"):
-        assert f'patchloom_wait_seconds_count{{reason="{reason}"}} 1' in lines
+        assert f'patchloom_wait_seconds_count{{reason="{reason}"}} 1.0' in lines
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert names == {line.split()[2] for line in lines if line.startswith("# HELP")}
     app.is_ending = True
@@ -166,7 +169,14 @@ def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
 
 def test_what_cannot_be_served_is_said() -> None:
     with pytest.raises(UsageError, match=r"\bdict\b"):
-        call_model({})
+        verb_functions({})
     assert json.dumps(Limits().body_bytes) == "20000000"
     with pytest.raises(UsageError, match=r"\bqueue\b.*\b0\b.*\b1\b"):
         Limits(queue=0)
+
+
+@pytest.mark.parametrize("package", ["starlette", "prometheus_client"])
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"\b{package}\b.*patchloom\[serve\]"):
+        importlib.reload(patchloom.serving)

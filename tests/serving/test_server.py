@@ -23,9 +23,10 @@ from typing import Any
 import pytest
 
 from patchloom.serving import server as server_module
+from patchloom.serving.asgi import served_name
+from patchloom.serving.hosts import is_local
 from patchloom.serving.limits import CONNECTIONS, RESERVED_FILES, UNREAD_SECONDS, UPLOADS, Limits
 from patchloom.serving.messages import HEARTBEAT_SECONDS
-from patchloom.serving.names import is_local, served_name
 from patchloom.serving.server import listening
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command

@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import pytest
+from starlette.exceptions import HTTPException
 
-from patchloom.serving.admission import Admission, Request
+from patchloom.serving.admission import Admission, ModelRequest
 from patchloom.serving.limits import QUEUE_SECONDS, Limits
-from patchloom.serving.messages import HEARTBEAT_SECONDS, packed
+from patchloom.serving.messages import HEARTBEAT_SECONDS, pack
 from patchloom.serving.processes import ModelProcess, ModelProcesses
-from patchloom.serving.refusals import Refused
 from tests.serving import virtual_time
 
 BATCH, FAST, SLOW = 8, 0.025, 0.075  # seconds per input
@@ -51,13 +51,13 @@ class SimulatedProcess(ModelProcess):
                 await asyncio.sleep(took)
                 seconds += took
             header = {"statuses": [HTTPStatus.OK] * size, "seconds": seconds}
-            self._reader.feed_data(b"".join(packed(header, [b"[]"] * size)))
+            self._reader.feed_data(b"".join(pack(header, [b"[]"] * size)))
 
     async def beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if not self.is_stopped:
-                self._reader.feed_data(b"".join(packed({})))
+                self._reader.feed_data(b"".join(pack({})))
 
 
 def _now() -> float:
@@ -77,7 +77,7 @@ async def working(limits: Limits, workers: int = 1) -> AsyncIterator[ModelProces
     processes._count()
     jobs = [processes._dispatch(), processes._watch()]
     for process in processes.ready:
-        jobs += [process.work(), process.beat(), process.answer(processes._done)]
+        jobs += [process.work(), process.beat(), process.receive(processes._done)]
     tasks = [asyncio.create_task(job) for job in jobs]
     yield processes
     for task in tasks:
@@ -102,11 +102,11 @@ def simulate(times: float, deadline: float, workers: int = 1) -> Outcome:
     async def ask(room: Admission) -> None:
         began = _now()
         try:
-            await room.answered(Request("predict", {}, [b"x"]))
+            await room.run(ModelRequest("predict", {}, [b"x"]))
             statuses[200] += 1
             waits.append(_now() - began)
-        except Refused as refused:
-            statuses[refused.status] += 1
+        except HTTPException as refused:
+            statuses[refused.status_code] += 1
 
     async def run() -> None:
         async with working(Limits(batch=BATCH, deadline_seconds=deadline), workers) as processes:
@@ -141,13 +141,13 @@ def test_a_process_without_heartbeats_is_not_ready_until_they_come_again() -> No
             await asyncio.sleep(3)
             assert (processes.ready, room.processes, processes.pids) == ([], 0, [1, 1])
             assert re.search(r"\b1\b", processes.why_not_ready)
-            with pytest.raises(Refused) as refused:
-                await room.answered(Request("predict", {}, [b"x"]))
-            assert (refused.value.status, "Retry-After" in refused.value.headers) == (503, True)
+            with pytest.raises(HTTPException) as refused:
+                await room.run(ModelRequest("predict", {}, [b"x"]))
+            assert (refused.value.status_code, "Retry-After" in refused.value.headers) == (503, True)
             second.is_stopped = False
             await asyncio.sleep(1)
             assert (processes.ready, processes.silent, room.processes) == ([second], [first], 1)
-            assert await room.answered(Request("predict", {}, [b"x"])) == b"[]"
+            assert await room.run(ModelRequest("predict", {}, [b"x"])) == b"[]"
             await asyncio.sleep(100)
             assert not first.is_killed
             await asyncio.sleep(30)
@@ -162,7 +162,7 @@ def test_a_long_batch_is_no_silence(monkeypatch) -> None:
 
     async def run() -> None:
         async with working(Limits()) as processes:
-            answer = asyncio.create_task(processes.admission.answered(Request("predict", {}, [b"x"])))
+            answer = asyncio.create_task(processes.admission.run(ModelRequest("predict", {}, [b"x"])))
             await asyncio.sleep(10)
             assert (len(processes.ready), answer.done()) == (1, False)
             assert await answer == b"[]"
@@ -174,13 +174,13 @@ def test_a_batch_that_is_late_shortens_the_queue_before_it_ends() -> None:
     async def run() -> None:
         room = Admission(Limits(batch=4, deadline_seconds=6))
         room.processes, room.in_process = 2, 8
-        room.measured(8, 0.8)
+        room.record_batch(8, 0.8)
         room.begin_batch("first", 4)
         room.begin_batch("second", 4)
         assert room.expected_seconds() == pytest.approx(0.4)
         await asyncio.sleep(4)
         assert room.expected_seconds() == pytest.approx(4)  # one second per input
-        with pytest.raises(Refused):
+        with pytest.raises(HTTPException):
             room.check()
         room.begin_batch("second", 0)
         assert room.expected_seconds() == pytest.approx(8 / (1 + 10))
@@ -192,11 +192,11 @@ def test_one_slow_batch_alone_does_not_empty_the_queue() -> None:
     async def run() -> None:
         room = Admission(Limits())
         room.processes, room.in_process = 1, 8
-        room.measured(1, 0.1)
-        room.measured(1, 60.0)  # the process was stopped
+        room.record_batch(1, 0.1)
+        room.record_batch(1, 60.0)  # the process was stopped
         assert room.expected_seconds() == pytest.approx(8 * 0.2)
         for _ in range(5):
-            room.measured(1, 60.0)
+            room.record_batch(1, 60.0)
         assert room.expected_seconds() > 8 * 3
 
     virtual_time.run(run())

@@ -12,9 +12,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.serving.app import App
-from patchloom.serving.model_calls import call_model, described, load_served
-from patchloom.serving.warmup import warm
-from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier, Windows
+from patchloom.serving.served_model import describe, load_served, verb_functions, warm_up
+from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata, WindowSettings
 from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
@@ -24,9 +23,9 @@ from tests.serving.pages import LABELS, detector, segmenter
 
 
 def served(model: Any) -> App:
-    answers = call_model(model)
-    warm(answers)
-    return App(InThisProcess(answers, described(model)), "model")
+    answers = verb_functions(model)
+    warm_up(answers)
+    return App(InThisProcess(answers, describe(model)), "model")
 
 
 def test_classes_of_pixels() -> None:
@@ -50,7 +49,9 @@ def test_artifacts() -> None:
         return {"logits": vectors, "embedding": vectors, "maps": shades[:, 2::4, 2::4].transpose(0, 3, 1, 2)}
 
     def artifact(kind: Any, task: str, *outputs: str) -> App:
-        about = About("onnx", "float32", task, "resmlp_s12", outputs, transform, {}, Windows((16, 16)))
+        about = ArtifactMetadata(
+            "onnx", "float32", task, "resmlp_s12", outputs, transform, {}, WindowSettings((16, 16))
+        )
         return served(kind(Path("artefact"), about, LABELS, means))
 
     image = io.BytesIO()

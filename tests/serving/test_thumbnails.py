@@ -14,10 +14,9 @@ from patchloom.serving.admission import Admission
 from patchloom.serving.app import App
 from patchloom.serving.endpoints import THUMBNAILS
 from patchloom.serving.limits import Limits
-from patchloom.serving.model_calls import make_thumbnails
-from patchloom.serving.names import image_roots
 from patchloom.serving.processes import ModelProcesses
-from patchloom.serving.thumbnails import ThumbnailProcess, add_thumbnails
+from patchloom.serving.served_model import thumbnail_functions
+from patchloom.serving.thumbnails import ThumbnailProcess, add_thumbnails, image_roots
 from patchloom_runtime.errors import UsageError
 from tests.serving.clients import LOOP, InThisProcess, ask, post
 from tests.serving.conftest import GOLDEN, PICTURES
@@ -35,7 +34,7 @@ class Endless(ModelProcesses):
         self.tasks = [asyncio.create_task(self._take())]
 
     async def _take(self) -> None:
-        await self.admission.arrived()
+        await self.admission.wait_for_request()
         self.taken.set()
         await asyncio.Event().wait()
 
@@ -99,7 +98,7 @@ def test_the_thumbnails_of_one_answer_are_bounded(inputs: int, top: int, side: i
 
 def small(roots: list[str], *paths: str) -> list[bool]:
     lines = [json.dumps(path) for path in paths]
-    return [one is not None for one in make_thumbnails(roots)[THUMBNAILS](lines, {"side": 32})]
+    return [one is not None for one in thumbnail_functions(roots)[THUMBNAILS](lines, {"side": 32})]
 
 
 def test_only_files_in_the_named_folders_are_read(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from patchloom.serving.admission import Admission
-from patchloom.serving.exchange import Exchange, Response
-from patchloom.serving.limits import BYTES_PER_SECOND, UNREAD_GRACE_SECONDS, Limits
-from patchloom.serving.refusals import Refused
+from patchloom.serving.exchange import Exchange, error_response
+from patchloom.serving.limits import BYTES_PER_SECOND, UNREAD_GRACE_SECONDS, Limits, overloaded
 from patchloom.serving.uploads import Uploads
 from tests.serving import virtual_time
+
+SCOPE = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
 
 
 class Client:
@@ -30,16 +32,15 @@ class Client:
         self.statuses += [message["status"]] if "status" in message else []
 
     def exchange(self) -> Exchange:
-        scope = {"method": "POST", "path": "/predict", "headers": []}
-        return Exchange(scope, self.receive, self.send, Limits(upload_seconds=10))
+        return Exchange(SCOPE, self.receive, self.send)
 
 
 def seconds_until_cut(*pauses: float, part: int) -> float:
     async def read() -> float:
-        room = Admission(Limits())
-        with pytest.raises(Refused) as refused:
-            await Client(part, *pauses).exchange().body(room)
-        assert (refused.value.status, len(room.uploads), room.held_bytes) == (408, 0, 0)
+        room = Admission(Limits(upload_seconds=10))
+        with pytest.raises(HTTPException) as refused:
+            await Client(part, *pauses).exchange().read_body(room)
+        assert (refused.value.status_code, len(room.uploads), room.held_bytes) == (408, 0, 0)
         return asyncio.get_running_loop().time()
 
     return virtual_time.run(read())
@@ -59,7 +60,9 @@ def test_bytes_that_came_early_do_not_earn_a_longer_pause() -> None:
 def test_a_refused_body_that_comes_slowly_is_soon_given_up() -> None:
     async def refuse() -> float:
         client = Client(1, *[0.1] * 600)
-        await client.exchange().respond(Response(503))
+        exchange = client.exchange()
+        await error_response(overloaded("the queue is full", 2))(SCOPE, client.receive, exchange.send)
+        await exchange.drain()
         assert client.statuses == [503]
         return asyncio.get_running_loop().time()
 
@@ -85,16 +88,16 @@ def test_the_slowest_body_gives_its_slot_to_a_new_one() -> None:
         fast = asyncio.create_task(read("fast", BYTES_PER_SECOND))
         slow = asyncio.create_task(read("slow", 1))
         await asyncio.sleep(0.5)
-        with pytest.raises(Refused) as refused:  # nobody is far enough behind
+        with pytest.raises(HTTPException) as refused:  # nobody is far enough behind
             await read("third", BYTES_PER_SECOND)
-        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
         await asyncio.sleep(1)
         async with uploads.slot(10):
             await asyncio.sleep(0.01)
             assert (len(uploads), slow.done(), ended) == (2, True, ["slow cut"])
         async with AsyncExitStack() as slots:  # those that keep the rate stay
             await slots.enter_async_context(uploads.slot(10))
-            with pytest.raises(Refused):
+            with pytest.raises(HTTPException):
                 await slots.enter_async_context(uploads.slot(10))
         await fast
         assert (ended, len(uploads)) == (["slow cut", "fast"], 0)

@@ -1,12 +1,11 @@
-"""Boxes and outlines as other tools write them, turned into what `coco` reads.
+"""Boxes and outlines of other tools, converted to the format that `coco` reads.
 
-    train-annotations-bbox.csv  _annotations.csv   a row per box (Open Images, Roboflow): image, class, xmin, ymin, …
+    train-annotations-bbox.csv  _annotations.csv   one row per box (Open Images, Roboflow): image, class, xmin, ymin, …
     project-1-at-….json                            Label Studio's export: rectangles and polygons
     annotations.xml                                CVAT for images 1.1: boxes and polygons
-    a.json beside a.jpg                            LabelMe: rectangles and polygons
+    a.jpg  a.json                                  LabelMe: rectangles and polygons
 
-What these tools know and COCO does not (ellipses, brushes, points, tracks) is a DataError that says which export to
-choose.
+Shapes that COCO does not have (ellipses, brushes, points, tracks) are a DataError that names the export to choose.
 """
 
 import csv
@@ -32,7 +31,7 @@ from patchloom_runtime.images.decode import EXTENSIONS, upright_size
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import parse_json, read_plain
 
-MOST_BYTES = 1 << 30  # of one file, which is kept in memory
+MOST_BYTES = 1 << 30  # of one file, which is read into memory
 DESCRIPTIONS = "class-descriptions*.csv"  # Open Images: /m/011k07,Tortoise
 _COLUMNS = {
     "image": ("filename", "imageid", "image", "file", "path", "imagename", "img", "filepath", "imagepath"),
@@ -40,29 +39,29 @@ _COLUMNS = {
     "x0": ("xmin", "x1", "xtl", "left"), "y0": ("ymin", "y1", "ytl", "top"),
     "x1": ("xmax", "x2", "xbr", "right"), "y1": ("ymax", "y2", "ybr", "bottom"),
 }  # fmt: skip
-_UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the names of files
+_UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # prefix that Label Studio adds to file names
 
 Box = tuple[str, tuple[float, float, float, float]]  # class, corners
 Shape = tuple[str, list[float]]  # class, x and y of each point
 
 
 class RelativeBoxes(CocoImages):
-    """Boxes in shares of an image's sides, as Open Images has them."""
+    """Boxes in fractions of the image's sides, as in Open Images."""
 
     def boxes(self, index: int) -> np.ndarray:
-        """In pixels."""
+        """Return the boxes in pixels."""
         height, width = upright_size(self.encoded(index), self.where(index))
         return super().boxes(index) * np.array([width, height, width, height, 1])
 
     def objects(self, index: int) -> Objects:
-        """In pixels."""
+        """Return the objects in pixels."""
         boxes = self.boxes(index)
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         return Objects(boxes, self.crowd(index), areas)
 
 
 class FolderImages:
-    """The images of a folder, by whatever part of their path a tool wrote down."""
+    """The images of a folder, found by any part of their path that a tool records."""
 
     def __init__(self, root: Path) -> None:
         self._by_path: dict[str, str] = {}
@@ -74,22 +73,22 @@ class FolderImages:
                 for name in (posixpath.basename(path), posixpath.basename(stem)):
                     self._by_name.setdefault(name, []).append(path)
 
-    def find(self, name: str, beside: str = "") -> str:
-        """The path of an image; its name alone where there is none. Of several, the one in the folder `beside`."""
-        given = name.replace("\\", "/").lstrip("/")
-        base = posixpath.basename(given)
-        near = posixpath.join(beside, base)
-        known = self._by_path.get(given) or self._by_path.get(near)
+    def find(self, name: str, folder: str = "") -> str:
+        """Return the path of an image, or its bare name if there is none. Of several, the one in `folder` is chosen."""
+        path = name.replace("\\", "/").lstrip("/")
+        base = posixpath.basename(path)
+        near = posixpath.join(folder, base)
+        known = self._by_path.get(path) or self._by_path.get(near)
         same = self._by_name.get(base) or self._by_name.get(_UPLOADED.sub("", base)) or []
-        split = [path for path in same if beside and beside in path.split("/")] if len(same) > 1 else same
+        split = [one for one in same if folder and folder in one.split("/")] if len(same) > 1 else same
         return known or (split[0] if len(split) == 1 else base)
 
 
 def open_table(root: Path, files: Sequence[Path], title: str) -> Source:
-    """Tables with a row per box, one per split."""
+    """Open tables with one row per box, one table per split."""
     images, names = FolderImages(root), _descriptions(root)
     rows = {file: list(_rows(file)) for file in files}
-    shares = all(max(corners) <= 1 for own in rows.values() for _, _, corners, _ in own)
+    relative = all(max(corners) <= 1 for own in rows.values() for _, _, corners, _ in own)
     contents = {}
     for file, own in rows.items():
         of_image: dict[str, list[tuple[Box | Shape, bool]]] = {}
@@ -97,21 +96,21 @@ def open_table(root: Path, files: Sequence[Path], title: str) -> Source:
             of_image.setdefault(image, []).append(((names.get(label, label), corners), crowd))
         folder = _folder_of(root, file)
         contents[file] = {images.find(image, folder): boxes for image, boxes in of_image.items()}
-    source = _opened(root, contents, title, "table of", RelativeBoxes if shares else CocoImages)
-    named = (f"classes are named by {printable(next(root.glob(DESCRIPTIONS)).name)}",) if names else ()
+    source = _opened(root, contents, title, "table of", RelativeBoxes if relative else CocoImages)
+    named = (f"class names from {printable(next(root.glob(DESCRIPTIONS)).name)}",) if names else ()
     return replace(source, notes=(*source.notes, *named))
 
 
 def open_label_studio(root: Path, files: Sequence[Path], title: str) -> Source:
-    """Label Studio's JSON export of rectangles and polygons."""
+    """Open Label Studio's JSON export of rectangles and polygons."""
     images = FolderImages(root)
     contents = {}
     for file in files:
         of_image: dict[str, list[tuple[Box | Shape, bool]]] = {}
         with _expected(file, "Label Studio's JSON"):
             for task in _json(file):
-                given = next(value for value in task["data"].values() if isinstance(value, str))
-                own = of_image.setdefault(images.find(given.partition("?")[0]), [])
+                name = next(value for value in task["data"].values() if isinstance(value, str))
+                own = of_image.setdefault(images.find(name.partition("?")[0]), [])
                 for annotation in (task.get("annotations") or [])[:1]:
                     own += [(shape, False) for shape in _label_studio_shapes(annotation.get("result") or [], file)]
         contents[file] = of_image
@@ -119,14 +118,14 @@ def open_label_studio(root: Path, files: Sequence[Path], title: str) -> Source:
 
 
 def open_cvat(root: Path, files: Sequence[Path], title: str) -> Source:
-    """CVAT's XML of images."""
+    """Open CVAT's XML of images."""
     images = FolderImages(root)
     contents = {}
     names: list[str] = []
     for file in files:
         data = _bytes(file)
         if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-            raise DataError(f"{printable(file)}: declares entities, which annotations have no use for; refused")
+            raise DataError(f"{printable(file)}: declares entities, which annotations do not need; refused")
         try:
             tree = ElementTree.fromstring(data)
         except (ElementTree.ParseError, ValueError) as error:
@@ -144,7 +143,7 @@ def open_cvat(root: Path, files: Sequence[Path], title: str) -> Source:
 
 
 def open_labelme(root: Path, folders: Mapping[str, Sequence[tuple[str, str]]], title: str) -> Source:
-    """LabelMe's files: folder → (image, JSON) of each, below the root."""
+    """Open LabelMe's files. `folders` maps folders to pairs (image, JSON), relative to the root."""
     contents = {
         root / folder: {image: [(shape, False) for shape in _labelme_shapes(root / file)] for image, file in pairs}
         for folder, pairs in folders.items()
@@ -156,14 +155,14 @@ def open_labelme(root: Path, folders: Mapping[str, Sequence[tuple[str, str]]], t
 
 
 def box_columns(header: Sequence[str]) -> dict[str, int] | None:
-    """Which columns hold the image, the class and the corners; None where some are missing."""
+    """Return the columns of the image, the class and the corners, or None if one is missing."""
     plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in header]
-    found = {what: next((plain.index(n) for n in names if n in plain), -1) for what, names in _COLUMNS.items()}
-    return found if min(found.values()) >= 0 else None
+    columns = {what: next((plain.index(n) for n in names if n in plain), -1) for what, names in _COLUMNS.items()}
+    return columns if min(columns.values()) >= 0 else None
 
 
 def _rows(file: Path) -> Iterator[tuple[str, str, tuple[float, float, float, float], bool]]:
-    """Image, class, corners and whether it is a group, of each row."""
+    """Yield image, class, corners and whether the box is of a group, per row."""
     reader = csv.reader(_bytes(file).decode("utf-8-sig", "replace").splitlines())
     header = next(reader, [])
     columns = box_columns(header)
@@ -185,7 +184,7 @@ def _label_studio_shapes(result: Sequence[Any], file: Path) -> Iterator[Box | Sh
         labels = value.get(kind) if isinstance(kind, str) else None
         if kind not in ("rectanglelabels", "polygonlabels") or not labels or not width or not height:
             how = "choose the export 'YOLO' or 'COCO' in Label Studio, or 'CSV' for classes of images"
-            raise DataError(f"{printable(file)}: results of the kind {kind!r}, expected rectangles or polygons; {how}")
+            raise DataError(f"{printable(file)}: results of kind {kind!r}, expected rectangles or polygons; {how}")
         if kind == "polygonlabels":
             yield (
                 str(labels[0]),
@@ -226,20 +225,20 @@ def _labelme_shapes(file: Path) -> Iterator[Box | Shape]:
             elif kind == "polygon":
                 yield label, [xy for point in points for xy in point]
             else:
-                raise DataError(f"{printable(file)}: a shape of the kind {kind!r}; expected polygons and rectangles")
+                raise DataError(f"{printable(file)}: a shape of kind {kind!r}; expected polygons and rectangles")
 
 
 @contextmanager
 def _expected(file: Path, what: str) -> Iterator[None]:
-    """Whatever a foreign file holds in place of what is read is a DataError."""
+    """Turn the errors of reading a file with another structure into a DataError."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
         reason = f"{type(error).__name__} {error}".strip()
-        raise DataError(f"{printable(file)}: is not as {what} is ({shortened(reason)})") from error
+        raise DataError(f"{printable(file)}: does not have the structure of {what} ({shortened(reason)})") from error
 
 
-# As COCO has them -----------------------------------------------------------------------------------------------------
+# Conversion to COCO ---------------------------------------------------------------------------------------------------
 
 
 def _opened(
@@ -247,24 +246,28 @@ def _opened(
     contents: Mapping[Path, Mapping[str, Sequence[tuple[Box | Shape, bool]]]],
     title: str,
     kind: str,
-    store: type[CocoImages] = CocoImages,
+    store_type: type[CocoImages] = CocoImages,
     names: Sequence[str] = (),
 ) -> Source:
-    """What each file says of each image, by its path below the root; `names` are the classes that are known before."""
+    """Open the annotations of each file and image, with paths relative to the root. `names` are the known classes."""
     used = {shape[0] for images in contents.values() for own in images.values() for shape, _ in own}
     classes = list(dict.fromkeys([*names, *sorted(used)]))
     as_coco = {file: _content(images, classes) for file, images in contents.items()}
-    return open_contents(root, as_coco, title, kind, "", partial(coco_listing, make=store))
+    return open_contents(root, as_coco, title, kind, "", partial(coco_listing, make=store_type))
 
 
 def _content(images: Mapping[str, Sequence[tuple[Box | Shape, bool]]], classes: Sequence[str]) -> Content:
     annotations: list[dict[str, Any]] = []
     for image, own in images.items():
-        for (label, told), crowd in own:
+        for (label, outline), crowd in own:
             annotation = {"id": len(annotations), "image_id": image, "category_id": label, "iscrowd": int(crowd)}
-            xs, ys = (told[0::2], told[1::2]) if isinstance(told, list) else ((told[0], told[2]), (told[1], told[3]))
+            xs, ys = (
+                (outline[0::2], outline[1::2])
+                if isinstance(outline, list)
+                else ((outline[0], outline[2]), (outline[1], outline[3]))
+            )
             annotation["bbox"] = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)] if xs else None
-            annotation["segmentation"] = [told] if isinstance(told, list) else None
+            annotation["segmentation"] = [outline] if isinstance(outline, list) else None
             annotations.append(annotation)
     return {
         "images": [{"id": image, "file_name": image} for image in images],
@@ -274,14 +277,14 @@ def _content(images: Mapping[str, Sequence[tuple[Box | Shape, bool]]], classes: 
 
 
 def _descriptions(root: Path) -> dict[str, str]:
-    """Open Images' names of its classes, by their codes."""
+    """Read the class names of Open Images, by their codes."""
     file = next(root.glob(DESCRIPTIONS), None)
     lines = names_by_line(file) if file else None
     return {row[0]: row[1] for row in csv.reader(lines or ()) if len(row) == 2}
 
 
 def _folder_of(root: Path, file: Path) -> str:
-    """The folder that goes with a table: the one it lies in, or that its name begins with."""
+    """Return the image folder of a table: its own folder, or the one with which its name starts."""
     below = os.path.relpath(file.parent, root)
     if below != ".":
         return below

@@ -1,8 +1,11 @@
-"""Boxes and masks as COCO keeps them: annotations/instances_SPLIT.json, SPLIT/_annotations.coco.json (Roboflow),
-lvis_v1_SPLIT.json, polygons or run lengths. Files without boxes have the class of each image (iNaturalist).
+"""Boxes and masks in COCO's format.
 
-Crowds are neither learned nor asked for. Where masks overlap, a pixel of the picture belongs to the smaller object; a
-network is judged by the masks as they are annotated.
+    annotations/instances_train2017.json  train2017/a.jpg      COCO; also lvis_v1_train.json
+    train/_annotations.coco.json  train/a.jpg                  Roboflow
+
+Masks are polygons or run lengths. Files without boxes have the class of each image (iNaturalist). Crowds are ignored in
+training and evaluation. If masks overlap, a pixel belongs to the smaller object in training; evaluation uses the masks
+as annotated.
 """
 
 import math
@@ -34,33 +37,38 @@ _COCO: dict[str, dict[str, Any]] = {
     "categories": {"id": float | str, "name": float | str},
 }
 Content = Mapping[str, Any]  # lists of images, annotations and categories
-_SHOWN = 60  # letters of a value in a message
-_LARGEST_BYTE = 254  # 255 stands for 'not labelled'
+_MAX_MESSAGE_LETTERS = 60  # of a value
+_LARGEST_BYTE = 254  # 255 marks unlabeled pixels
 
 
 @dataclass
 class _ImageAnnotations:
-    """The annotations of one picture."""
+    """The annotations of one image."""
 
     boxes: list[tuple[float, ...]] = field(default_factory=list)  # corners and category
     crowd: list[bool] = field(default_factory=list)
     areas: list[float] = field(default_factory=list)
-    outlines: list[Any] = field(default_factory=list)  # as the file has them
-    names: list[str] = field(default_factory=list)  # of annotations, for messages
+    outlines: list[Any] = field(default_factory=list)  # as in the file
+    names: list[str] = field(default_factory=list)  # of the annotations, for messages
 
 
 class CocoImages(ImageFiles):
     """Image files with the boxes and masks of one annotations file."""
 
     def __init__(
-        self, root: Path, paths: Sequence[str], file: Path, names: tuple[str, ...], told: Sequence[_ImageAnnotations]
+        self,
+        root: Path,
+        paths: Sequence[str],
+        file: Path,
+        names: tuple[str, ...],
+        annotations: Sequence[_ImageAnnotations],
     ) -> None:
         super().__init__(root, paths)
         self.object_names = names
-        self._file, self._told = file, list(told)
-        self._boxes = np.concatenate([np.zeros((0, 5)), *(np.array(one.boxes).reshape(-1, 5) for one in told)])
-        self._starts = np.cumsum([0, *(len(one.boxes) for one in told)])
-        outlined = [bool(outline) for one in told for outline in one.outlines]
+        self._file, self._annotations = file, list(annotations)
+        self._boxes = np.concatenate([np.zeros((0, 5)), *(np.array(one.boxes).reshape(-1, 5) for one in annotations)])
+        self._starts = np.cumsum([0, *(len(one.boxes) for one in annotations)])
+        outlined = [bool(outline) for one in annotations for outline in one.outlines]
         self.without_outline = len(outlined) - sum(outlined)
         if outlined and all(outlined):
             self.tells_objects_apart = True
@@ -68,23 +76,25 @@ class CocoImages(ImageFiles):
             self.mask_dtype = np.uint8 if len(names) < _LARGEST_BYTE else np.int16
 
     def boxes(self, index: int) -> np.ndarray:
-        """Its boxes, in fractions of pixels as COCO has them."""
+        """Return the boxes, in fractions of pixels."""
         start, end = self._starts[index : index + 2]
         with self._named(index):
             refuse_many_objects(end - start)
         return self._boxes[start:end]
 
     def crowd(self, index: int) -> np.ndarray:
-        """Which of them are crowds."""
-        return np.array(self._told[index].crowd, bool)
+        """Return which boxes are of crowds."""
+        return np.array(self._annotations[index].crowd, bool)
 
     def objects(self, index: int) -> Objects:
-        """With areas as the file has them, and masks that may overlap."""
+        """Return the objects, with the areas in the file and masks that may overlap."""
         masks = self._masks(index, self._size(index)) if self.tells_objects_apart else None
-        return Objects(self.boxes(index), self.crowd(index), np.array(self._told[index].areas, np.float64), masks)
+        return Objects(
+            self.boxes(index), self.crowd(index), np.array(self._annotations[index].areas, np.float64), masks
+        )
 
     def mask(self, index: int) -> Mask | None:
-        """Of the smallest object at each pixel; of crowds the class alone."""
+        """Return the mask, with the smallest object at each pixel and only the class of crowds, or None."""
         if not self.tells_objects_apart:
             return None
         size = self._size(index)
@@ -95,26 +105,26 @@ class CocoImages(ImageFiles):
         return upright_size(self.encoded(index), self.where(index))
 
     def _masks(self, index: int, size: Size) -> list[ObjectMask]:
-        annotations = self._told[index]
+        annotations = self._annotations[index]
         with self._named(index):
             return masks_from_coco(annotations.outlines, size, annotations.names)
 
     @contextmanager
     def _named(self, index: int) -> Iterator[None]:
-        """Faults of annotations name their file and the image."""
+        """Add the file and the image to errors about annotations."""
         try:
             yield
         except DataError as error:
             raise DataError(f"{printable(self._file)}, image {printable(self.key(index))}: {error}") from error
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Of picture and annotations."""
+        """Return stamps that change with image and annotations."""
         state = file_state(self._file)
         return changed_with(super().stamps(rows), [(b"", *state) if state else None] * len(rows))
 
 
 def open_coco(root: Path, files: Sequence[Path], title: str, images: str | None = None) -> Source:
-    """Images with the annotations of COCO's files, one per split; `images` is where they lie, below the root."""
+    """Open images with the annotations of COCO's files, one per split. `images` is their folder below the root."""
     contents = {file: _read_coco(file) for file in files}
     entries = [entry for content in contents.values() for entry in content["annotations"]]
     if entries and not any("bbox" in entry or "segmentation" in entry for entry in entries):
@@ -130,30 +140,30 @@ def open_contents(
     images: str | None = None,
     listing: "Callable[[Path, Path, Content, str | None, list[Fault]], Listing] | None" = None,
 ) -> Source:
-    """A source of files, or of what was made of them, whose content is as COCO has it; their paths say the splits."""
+    """Return a source of annotations in COCO's structure, by file. The paths of the files determine the splits."""
     named = {os.path.relpath(file, root): file for file in contents}
     words = {"".join(letter for letter in name if not letter.isdigit()): file for name, file in named.items()}
-    said = group_by_split(sorted(words))
+    groups = group_by_split(sorted(words))
     faults: list[Fault] = []
     make = listing or coco_listing
     train, val, test = (
         make(root, words[group[0]], contents[words[group[0]]], images, faults) if group else None
-        for group in (said.train, said.val, said.test)
+        for group in (groups.train, groups.val, groups.test)
     )
     assert train is not None
-    unused = ", ".join(words[word].stem for word in said.unused)
+    unused = ", ".join(words[word].stem for word in groups.unused)
     notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
     store = train.images
     if isinstance(store, CocoImages):
         if store.without_outline and store.without_outline < len(store._boxes):
             lost = f"{store.without_outline:,} of {len(store._boxes):,} annotations"
-            notes += (f"{lost} of train have no segmentation: masks are not learned",)
+            notes += (f"{lost} of train have no segmentation, so masks are not learned",)
         kind += " boxes and masks" if store.tells_objects_apart else " boxes"
     return Source(f"{title} ({kind})", train, val, notes, tuple(faults), test)
 
 
 def _labels_listing(root: Path, file: Path, content: Content, images: str | None, faults: list[Fault]) -> Listing:
-    """Images with a class each, as iNaturalist has them: annotations without boxes."""
+    """List images with one class each, as in iNaturalist: annotations without boxes."""
     categories = {category["id"]: str(category["name"]) for category in content["categories"]}
     number = {identity: i for i, identity in enumerate(categories)}
     folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
@@ -163,18 +173,18 @@ def _labels_listing(root: Path, file: Path, content: Content, images: str | None
         known = _is_one_of(entry.get("image_id"), paths) and _is_one_of(entry.get("category_id"), number)
         label = number[entry["category_id"]] if known else UNLABELED
         if not known or labels.setdefault(paths[entry["image_id"]], label) != label:
-            where = f"{printable(file)}, annotation {_shown(entry.get('id', '?'))}"
+            where = f"{printable(file)}, annotation {_shortened(entry.get('id', '?'))}"
             why = "a second class of its image" if known else "an image or a category that is not listed"
             faults.append(Fault(where, "label cannot be read", why))
     there = [path for path in dict.fromkeys(paths.values()) if os.path.isfile(root / path)]
     if not there:
-        raise DataError(f"{printable(file)}: none of its {len(paths)} pictures is in {printable(root / folder)}")
+        raise DataError(f"{printable(file)}: none of its {len(paths)} images is in {printable(root / folder)}")
     faults += [
-        Fault(printable(root / path), "picture missing", f"{file.name} names it")
+        Fault(printable(root / path), "image missing", f"{file.name} names it")
         for path in sorted({*paths.values()} - {*there})
     ]
-    told = np.array([labels.get(path, UNLABELED) for path in there], dtype=np.int64)
-    return Listing(ImageFiles(root, there), np.arange(len(there)), told, tuple(categories.values()))
+    numbers = np.array([labels.get(path, UNLABELED) for path in there], dtype=np.int64)
+    return Listing(ImageFiles(root, there), np.arange(len(there)), numbers, tuple(categories.values()))
 
 
 def coco_listing(
@@ -185,39 +195,41 @@ def coco_listing(
     faults: list[Fault],
     make: "type[CocoImages] | None" = None,
 ) -> Listing:
-    """The images of one file that are there, with their boxes."""
+    """List the existing images of one file, with their boxes."""
     categories = {category["id"]: str(category["name"]) for category in content["categories"]}
     number = {identity: i for i, identity in enumerate(categories)}
     folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
     paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
     entries = Counter(paths.values())
-    of_path = {path: _ImageAnnotations() for path in entries if os.path.isfile(root / path)}
+    annotations = {path: _ImageAnnotations() for path in entries if os.path.isfile(root / path)}
     for path, count in entries.items():
-        if path not in of_path:
-            faults.append(Fault(printable(root / path), "picture missing", f"{file.name} names it"))
+        if path not in annotations:
+            faults.append(Fault(printable(root / path), "image missing", f"{file.name} names it"))
         elif count > 1:
-            detail = f"{file.name} has {count:,} entries for it; their annotations are joined"
-            faults.append(Fault(printable(root / path), "picture listed several times", detail))
+            detail = f"{file.name} has {count:,} entries for it; their annotations are merged"
+            faults.append(Fault(printable(root / path), "image listed several times", detail))
     for box in content["annotations"]:
-        where = f"{printable(file)}, annotation {_shown(box.get('id', '?'))}"
+        where = f"{printable(file)}, annotation {_shortened(box.get('id', '?'))}"
         if not _is_one_of(box.get("image_id"), paths):
-            faults.append(Fault(where, "unknown picture", f"image_id {_shown(box.get('image_id'))}"))
+            faults.append(Fault(where, "unknown image", f"image_id {_shortened(box.get('image_id'))}"))
         elif not _is_one_of(box.get("category_id"), categories):
-            faults.append(Fault(where, "unknown category", f"category_id {_shown(box.get('category_id'))}"))
+            faults.append(Fault(where, "unknown category", f"category_id {_shortened(box.get('category_id'))}"))
         elif (corners := _corners(box.get("bbox"))) is None:
             faults.append(
-                Fault(where, "boxes cannot be read", f"bbox {_shown(box.get('bbox'))}, expected x, y, width, height")
+                Fault(
+                    where, "boxes cannot be read", f"bbox {_shortened(box.get('bbox'))}, expected x, y, width, height"
+                )
             )
-        elif of := of_path.get(paths[box["image_id"]]):
+        elif of := annotations.get(paths[box["image_id"]]):
             of.boxes.append((*corners, number[box["category_id"]]))
             of.crowd.append(bool(box.get("iscrowd")))
             of.areas.append(_area(box.get("area"), corners))
             of.outlines.append(box.get("segmentation"))
-            of.names.append(_shown(box.get("id", "?")))
-    if not of_path:
-        raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
+            of.names.append(_shortened(box.get("id", "?")))
+    if not annotations:
+        raise DataError(f"{printable(file)}: none of its {len(entries)} images is in {printable(root / folder)}")
     objects = tuple(categories.values())
-    store = (make or CocoImages)(root, list(of_path), file, objects, list(of_path.values()))
+    store = (make or CocoImages)(root, list(annotations), file, objects, list(annotations.values()))
     return Listing(store, np.arange(len(store)), np.full(len(store), UNLABELED), objects)
 
 
@@ -229,11 +241,11 @@ def _read_coco(file: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error
     if isinstance(content, dict) and isinstance(content.get("images"), list):
-        for image in content["images"]:  # LVIS has addresses in place of names
+        for image in content["images"]:  # LVIS has URLs instead of names
             if isinstance(image, dict) and "file_name" not in image and isinstance(image.get("coco_url"), str):
                 image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
     if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in _COCO):
-        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(_COCO)}, as COCO has them")
+        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(_COCO)}, as in COCO")
     try:
         for name, fields in _COCO.items():
             for i, entry in enumerate(content[name]):
@@ -244,7 +256,7 @@ def _read_coco(file: Path) -> Mapping[str, Any]:
 
 
 def _image_folder(root: Path, file: Path, names: Sequence[str], images: str | None = None) -> str:
-    """Where the pictures of a split lie, below the root: as given, else the first place that has one of them."""
+    """Return the image folder of a split: `images`, or else the first usual folder that has one of them."""
     if images is not None:
         return images
     split = file.stem.removeprefix("instances_")
@@ -260,11 +272,11 @@ def _is_inside(root: Path, folder: str, name: str) -> bool:
 
 
 def _image_path(root: Path, folder: str, name: str, file: Path) -> str:
-    """The path from the root; a DataError where it leads out of it: whoever wrote the file may be a stranger."""
+    """Return the path relative to the root. Raise DataError if it leads out of it, since the file is untrusted."""
     path = below(root, os.path.join(folder, name))
     if path is None:
         outside = f"file_name {printable(name)!r} is outside of {printable(root)}"
-        raise DataError(f"{printable(file)}: {outside}; expected a picture in that folder")
+        raise DataError(f"{printable(file)}: {outside}; expected an image in that folder")
     return path
 
 
@@ -272,13 +284,13 @@ def _is_one_of(value: Any, known: Mapping[Any, Any]) -> bool:
     return isinstance(value, int | float | str) and value in known
 
 
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_MESSAGE_LETTERS else f"{text[:_MAX_MESSAGE_LETTERS]}…"
 
 
 def _corners(box: Any) -> tuple[float, float, float, float] | None:
-    """Corners of (x, y, width, height); None where it is nothing of the kind."""
+    """Return the corners of (x, y, width, height), or None if `box` is not four numbers."""
     if not isinstance(box, list) or not {*map(type, box)} <= {int, float}:
         return None
     try:
@@ -289,8 +301,8 @@ def _corners(box: Any) -> tuple[float, float, float, float] | None:
     return corners if all(math.isfinite(each) and abs(each) < 1 << 31 for each in corners) else None
 
 
-def _area(given: Any, corners: tuple[float, ...]) -> float:
-    """As the file has it; that of the box where it has none."""
-    if type(given) in (int, float) and 0 <= given < 1 << 63:
-        return float(given)
+def _area(value: Any, corners: tuple[float, ...]) -> float:
+    """Return the area in the file, or that of the box if there is none."""
+    if type(value) in (int, float) and 0 <= value < 1 << 63:
+        return float(value)
     return (corners[2] - corners[0]) * (corners[3] - corners[1])

@@ -1,10 +1,10 @@
-"""What a folder holds, by its first names and a few of its images: sets of annotations, for `layout` to decide on.
+"""Find the sets of annotations in a folder, for `layout` to choose from.
 
-A look ends at a number of folders and names, so that a million images take no longer than a thousand.
-
-    masks    images of few values or colors that have the stems and sizes of other images: masks/, trainannot/, gtFine/
+    masks    images of few values or colors, with the stems and sizes of other images: masks/, trainannot/, gtFine/
     boxes    .xml (VOC), .txt (YOLO) or .json (LabelMe) files with the stems of images
     files    COCO's .json, CVAT's .xml, Label Studio's .json, tables of boxes
+
+Only a limited number of folders, names and images is read, so that a million images take no longer than a thousand.
 """
 
 import os
@@ -31,14 +31,14 @@ from patchloom_runtime.images.decode import EXTENSIONS, decode, read_file, store
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import open_plain
 
-MOST_FOLDERS, MOST_CHILDREN, MOST_DEPTH, MOST_ENTRIES = 400, 40, 6, 2_000  # that are looked at
-SAMPLED = 8  # names or files of a folder by which it is understood
-MOST_VALUES = 64  # colors or grey values of a mask
-_PIXELS = 100_000  # of an image by which its colors are counted
-_SNIFFED = 1 << 16  # bytes of a file by which it is understood
+MOST_FOLDERS, MOST_CHILDREN, MOST_DEPTH, MOST_ENTRIES = 400, 40, 6, 2_000  # limits of the search
+SAMPLED = 8  # names or files that decide what a folder contains
+MOST_VALUES = 64  # colors or gray values of a mask
+_PIXELS = 100_000  # of an image, among which colors are counted
+_SNIFFED = 1 << 16  # first bytes of a file, which decide what it is
 _WITHOUT_LOSS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".pbm", ".pnm")
-_BESIDE = {".xml": "voc", ".txt": "yolo", ".json": "labelme"}
-# Names of folders of masks; further pictures of what other masks show.
+_PER_IMAGE = {".xml": "voc", ".txt": "yolo", ".json": "labelme"}
+# Names of folders of masks, and of other renderings of masks.
 _MASK_NAME = re.compile(r"(annot|mask|label|gt|ground.?truth|segment|trimap)", re.IGNORECASE)
 MASK_END = re.compile(r"(annot|annotations?|masks?|labels?|gt)$", re.IGNORECASE)
 _NO_CLASSES = re.compile(r"(SegmentationObject|instances?|panoptic\w*|depth|disparity)$", re.IGNORECASE)
@@ -46,7 +46,7 @@ IMAGE_NAMES = ("images", "imgs", "image", "img", "jpegimages", "photos", "pictur
 _SPLIT_WORD = re.compile(
     rf"(?<![a-z])({'|'.join(sorted((*TRAIN_NAMES, *VAL_NAMES, *TEST_NAMES), key=len, reverse=True))})", re.IGNORECASE
 )
-# COCO's other files: captions, key points …
+# Other files of COCO: captions, key points …
 _OTHER_JSON = re.compile(r"^(captions|person_keypoints|panoptic|stuff|image_info)_", re.IGNORECASE)
 KINDS = {
     "masks": "segmentation", "objects": "detection, by masks of objects", "voc": "detection, by VOC's XML files",
@@ -57,10 +57,10 @@ KINDS = {
 
 
 class FolderListing(NamedTuple):
-    """Some of what is in a folder."""
+    """The first entries of a folder, sorted by name."""
 
     images: list[str]  # names
-    files: list[str]  # names of others
+    files: list[str]  # names of other files
     folders: list[str]
 
 
@@ -69,41 +69,41 @@ class Annotations:
     """One set of annotations: pairs of folders, or files, of one kind."""
 
     kind: str  # of KINDS
-    place: str  # below the root, with {split} where there are several
+    place: str  # relative to the root, with {split} if there are several
     pairs: tuple[Pair, ...] = ()
     files: tuple[Path, ...] = ()
 
     @property
     def option(self) -> str:
-        """What reads it, on the command line."""
+        """The command-line option that selects it."""
         return f"--{'masks' if self.kind == 'masks' else 'boxes'} {shlex.quote(self.place or '.')}"
 
 
 @dataclass
 class Evidence:
-    """What is known of a folder by a look at its first names."""
+    """The first entries of a folder and of the folders below it."""
 
     root: Path
-    folders: dict[str, FolderListing]  # path below the root → what is in it
+    folders: dict[str, FolderListing]  # by path relative to the root
     _stems: dict[str, set[str]] = field(default_factory=dict)
     _masks: dict[str, list[str]] = field(default_factory=dict)
     _together: set[str] = field(default_factory=set)  # folders with both images and their masks
 
     @classmethod
-    def of(cls, root: Path, inside: Sequence[str] = ("",)) -> "Evidence":
-        """Look at a folder, the folders in it and so on, up to a limit; `inside` are those to begin with."""
+    def search(cls, root: Path, inside: Sequence[str] = ("",)) -> "Evidence":
+        """List a folder and the folders below it, within limits. `inside` are the folders to start from."""
         folders: dict[str, FolderListing] = {}
         level = list(inside)
         for _ in range(MOST_DEPTH + 1):
             below: list[str] = []
             for path in level[: MOST_FOLDERS - len(folders)]:
-                folders[path] = folder = _look(root / path)
+                folders[path] = folder = _list_folder(root / path)
                 below += [os.path.join(path, name) for name in folder.folders[:MOST_CHILDREN]]
             level = below
         return cls(root, folders)
 
     def names(self, folder: str) -> list[str]:
-        """All images of a folder, not only the first."""
+        """Return all images of a folder, not only the first ones."""
         known = self.folders[folder]
         if len(known.images) + len(known.files) + len(known.folders) < MOST_ENTRIES:
             return known.images
@@ -111,13 +111,13 @@ class Evidence:
         return [name for name in names if os.path.splitext(name)[1].lower() in EXTENSIONS]
 
     def stems(self, folder: str) -> set[str]:
-        """The stems of all images of a folder, as `image_stem` has them."""
+        """Return the `image_stem`s of all images of a folder."""
         if folder not in self._stems:
             self._stems[folder] = {image_stem(_stem(name)) for name in self.names(folder)}
         return self._stems[folder]
 
     def masks(self, folder: str) -> list[str]:
-        """Names of some images of a folder that are masks by their pixels; those named as masks of others there too."""
+        """Return the names of some masks in a folder, judged by their pixels (and names, next to images)."""
         if folder not in self._masks:
             names = [name for name in self.folders[folder].images if name.lower().endswith(_WITHOUT_LOSS)]
             marked = [name for name in names if mask_stem(_stem(name)) not in ("", _stem(name))]
@@ -131,11 +131,11 @@ class Evidence:
         return self._masks[folder]
 
     def has_photos(self, folder: str, masks: str) -> bool:
-        """Whether a folder may hold the images of the masks in another, or in itself."""
+        """Return whether a folder may contain the images of the masks in another folder or in itself."""
         return folder in self._together if folder == masks else not self.masks(folder)
 
     def _is_mask(self, path: str, named: bool) -> bool:
-        """Whether an image has few values; one of several channels is decoded only where its name says mask."""
+        """Return whether an image has few values. One with several channels is decoded only if `named` like a mask."""
         place = self.root / path
         try:
             data, where = _read(place)
@@ -149,23 +149,25 @@ class Evidence:
         return colors <= min(MOST_VALUES, max(4, len(pixels) // 8))
 
 
-def _look(path: Path) -> FolderListing:
-    found = FolderListing([], [], [])
-    with suppress(OSError), os.scandir(path) as entries:  # which is said where the folder is read
+def _list_folder(path: Path) -> FolderListing:
+    listing = FolderListing([], [], [])
+    with suppress(OSError), os.scandir(path) as entries:  # reading the folder will report the error
         for entry in islice(entries, MOST_ENTRIES):
             if not entry.name.startswith((".", "__MACOSX")):
                 is_image = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
-                (found.folders if entry.is_dir() else found.images if is_image else found.files).append(entry.name)
-    for names in found:
+                (listing.folders if entry.is_dir() else listing.images if is_image else listing.files).append(
+                    entry.name
+                )
+    for names in listing:
         names.sort()
-    return found
+    return listing
 
 
 # Pairs of folders, and files ------------------------------------------------------------------------------------------
 
 
 def find_annotations(evidence: Evidence) -> list[Annotations]:
-    """The sets of annotations in a folder."""
+    """Return the sets of annotations in a folder."""
     pairs: dict[tuple[str, str], set[Pair]] = {}
     for folder, entries in evidence.folders.items():
         for kind, stems in _candidates(evidence, folder, entries):
@@ -173,29 +175,29 @@ def find_annotations(evidence: Evidence) -> list[Annotations]:
             if pair is not None:
                 place = "" if pair.images == pair.others else _without_split(pair.others)
                 pairs.setdefault((kind, place), set()).add(pair)
-    found = [
+    paired = [
         Annotations(kind, place if len(of) > 1 else next(iter(of)).others, tuple(sorted(of)))
         for (kind, place), of in sorted(pairs.items())
     ]
-    return [*_files(evidence), *found]
+    return [*_files(evidence), *paired]
 
 
 def _candidates(evidence: Evidence, folder: str, entries: FolderListing) -> Iterator[tuple[str, list[str]]]:
-    """Kinds of annotations that a folder may hold, with some stems of the images they would belong to."""
+    """Yield the kinds of annotations that a folder may contain, with some stems of their images."""
     name = os.path.basename(folder)
     if name in INSTANCE_FOLDERS:
         yield "objects", [mask_stem(_stem(image)) for image in _some(entries.images, SAMPLED)]
     elif not _NO_CLASSES.search(name) and (masks := evidence.masks(folder)):
         yield "masks", [stem for image in masks if (stem := mask_stem(_stem(image)))]
-    for end, kind in _BESIDE.items():
+    for end, kind in _PER_IMAGE.items():
         files = _some([file for file in entries.files if file.lower().endswith(end)], SAMPLED)
-        known = kind == "yolo" and "labels" in folder.lower().split(os.sep)  # whatever is wrong with them
+        known = kind == "yolo" and "labels" in folder.lower().split(os.sep)  # even if the files are faulty
         if files and (known or any(_reads_as(kind, evidence.root / folder / file) for file in files)):
             yield kind, [_stem(file) for file in files]
 
 
 def _partner(evidence: Evidence, folder: str, kind: str, stems: Sequence[str]) -> Pair | None:
-    """The folder of the images that stems belong to, and this one, both without the folders they share at the end."""
+    """Return the folder of the images with these stems and this folder, without the folders they share at the end."""
 
     def alike(other: str) -> tuple[bool, int, int]:
         mine, others = folder.split(os.sep), other.split(os.sep)
@@ -218,7 +220,7 @@ def _partner(evidence: Evidence, folder: str, kind: str, stems: Sequence[str]) -
 
 
 def _same_sizes(evidence: Evidence, images: str, masks: str, stems: Sequence[str]) -> bool:
-    """Whether some image and its mask are of one size."""
+    """Return whether an image and its mask have the same size, for at least one pair."""
     by_stem = [
         {key(_stem(name)): evidence.root / folder / name for name in evidence.names(folder)}
         for folder, key in ((images, image_stem), (masks, mask_stem))
@@ -235,13 +237,13 @@ def _read(file: Path) -> tuple[bytes, str]:
 
 
 def _files(evidence: Evidence) -> list[Annotations]:
-    """Files that hold the annotations of many images, those of one kind and name together."""
+    """Return files with the annotations of many images, grouped by kind and name."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for folder, entries in evidence.folders.items():
         stems = {_stem(image) for image in entries.images}
         for end in (".json", ".csv", ".xml"):
             names = [name for name in entries.files if name.lower().endswith(end) and _stem(name) not in stems]
-            for name in names if len(names) <= MOST_CHILDREN else ():  # more are a file per image
+            for name in names if len(names) <= MOST_CHILDREN else ():  # more files are one per image
                 path = os.path.join(folder, name)
                 if kind := kind_of_file(evidence.root / path):
                     groups.setdefault((kind, _without_split(path)), []).append(evidence.root / path)
@@ -252,10 +254,10 @@ def _files(evidence: Evidence) -> list[Annotations]:
 
 
 def kind_of_file(file: Path) -> str:
-    """What a file holds by its name or its first bytes; '' where it is none that is known."""
+    """Return the kind of a file by its name or its first bytes, or '' if it is unknown."""
     name = file.name.lower()
     if (name.startswith("instances_") and name.endswith(".json")) or name.endswith(".coco.json"):
-        return "coco"  # whatever is wrong with it is said where it is read
+        return "coco"  # even if it is faulty: reading it will report that
     try:
         with open_plain(file) as opened:
             start = opened.read(_SNIFFED).decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
@@ -274,7 +276,7 @@ def kind_of_file(file: Path) -> str:
 
 
 def _reads_as(kind: str, file: Path) -> bool:
-    """Whether the file of one image is of this kind."""
+    """Return whether the annotations file of one image has this kind."""
     try:
         with open_plain(file) as opened:
             start = opened.read(_SNIFFED)
@@ -284,7 +286,7 @@ def _reads_as(kind: str, file: Path) -> bool:
 
 
 def _is_of(kind: str, data: bytes) -> bool:
-    """Whether the first bytes of the file of one image are of this kind."""
+    """Return whether the first bytes of the annotations file of one image have this kind."""
     start = data.decode("utf-8", "replace")
     if kind == "voc":
         return "<annotation" in start and "<annotations" not in start
@@ -295,11 +297,11 @@ def _is_of(kind: str, data: bytes) -> bool:
 
 
 def kind_of_folder(path: Path) -> str:
-    """The kind of the files in a folder that belong to an image each; '' where it is none that is known."""
+    """Return the kind of the per-image annotation files in a folder, or '' if it is unknown."""
     if path.name in INSTANCE_FOLDERS:
         return "objects"
-    for folder, entries in Evidence.of(path).folders.items():
-        for end, kind in _BESIDE.items():
+    for folder, entries in Evidence.search(path).folders.items():
+        for end, kind in _PER_IMAGE.items():
             files = _some([file for file in entries.files if file.lower().endswith(end)], SAMPLED)
             if any(_reads_as(kind, path / folder / file) for file in files):
                 return kind
@@ -307,27 +309,27 @@ def kind_of_folder(path: Path) -> str:
 
 
 def named_as_masks(with_images: Sequence[str]) -> Iterator[Pair]:
-    """Folders beside each other whose names say images and masks: images and masks, train and trainannot."""
+    """Yield sibling folders named like images and masks: images and masks, train and trainannot."""
     ways = {tuple(path.split("/")[: i + 1]) for path in with_images if path for i in range(len(path.split("/")))}
     for *above, name in sorted(ways):
         base = MASK_END.sub("", name).rstrip("_-. ").lower()
-        beside = [way[-1] for way in sorted(ways) if [*way[:-1]] == above and way[-1] != name]
-        images = [one for one in beside if (one.lower() == base if base else one.lower() in IMAGE_NAMES)]
+        siblings = [way[-1] for way in sorted(ways) if [*way[:-1]] == above and way[-1] != name]
+        images = [one for one in siblings if (one.lower() == base if base else one.lower() in IMAGE_NAMES)]
         if base != name.lower() and images:
             yield Pair("/".join([*above, images[0]]), "/".join([*above, name]))
 
 
 def annotations_in_archive(tree: Tree) -> str:
-    """What an archive holds beside images, in words; '' where it has no masks or boxes."""
+    """Describe the masks or boxes in an archive; '' if it has none."""
     files = [(*posixpath.split(path), path) for path in tree.files()]
     images = [(folder, _stem(name)) for folder, name, _ in files if os.path.splitext(name)[1].lower() in EXTENSIONS]
     for pair in named_as_masks([folder for folder, _ in images]):
         return f"images and masks in {pair.images} and {pair.others}"
     stems = {stem for _, stem in images}
-    for end, kind in _BESIDE.items():
-        beside = [path for _, name, path in files if name.lower().endswith(end) and _stem(name) in stems]
-        if any(_is_of(kind, tree.read(path)[:_SNIFFED]) for path in _some(beside, SAMPLED)):
-            return f"annotations ({KINDS[kind]}), such as {beside[0]}"
+    for end, kind in _PER_IMAGE.items():
+        annotations = [path for _, name, path in files if name.lower().endswith(end) and _stem(name) in stems]
+        if any(_is_of(kind, tree.read(path)[:_SNIFFED]) for path in _some(annotations, SAMPLED)):
+            return f"annotations ({KINDS[kind]}), such as {annotations[0]}"
     coco = [path for _, name, path in files if name.startswith("instances_") or name.endswith(".coco.json")]
     return f"COCO's annotations, {coco[0]}" if coco else ""
 
@@ -340,12 +342,12 @@ def _without_split(path: str) -> str:
 
 
 def _split_in(path: str) -> str:
-    found = _SPLIT_WORD.search(path)
-    return found[1].lower()[:3] if found else ""
+    match = _SPLIT_WORD.search(path)
+    return match[1].lower()[:3] if match else ""
 
 
 def _equal(mine: Iterable[str], others: Iterable[str]) -> int:
-    """How many of the first are the same."""
+    """Return the length of the common prefix."""
     count = 0
     for one, other in zip(mine, others, strict=False):
         if one != other or not one:
@@ -359,5 +361,5 @@ def _stem(name: str) -> str:
 
 
 def _some(names: Sequence[str], count: int) -> list[str]:
-    """Some of them, from the first to the last."""
+    """Return a sample, spread over all names."""
     return list(names[:: max(1, len(names) // count)][:count])

@@ -1,7 +1,7 @@
-"""Masks of objects' numbers, one per picture, as Penn-Fudan keeps them: boxes are drawn around each number.
+"""Masks of object numbers, one per image, as in Penn-Fudan. Boxes are computed from the pixels of each number.
 
 PNGImages/a.png  PedMasks/a_mask.png
-images/[train/]a.jpg  instances/[train/]a.png      classes.txt with one name, else they are called 'object'
+images/[train/]a.jpg  instances/[train/]a.png      classes.txt with one name; the default is 'object'
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.annotations.paired_files import Pair, changed_with, images_by_stem, lonely, source_of_splits
+from patchloom.data.annotations.paired_files import Pair, changed_with, images_by_stem, source_of_splits, unpaired
 from patchloom.data.datasets import Mask, Source, Stamp
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
@@ -20,13 +20,13 @@ from patchloom_runtime.images.decode import decode_ids
 from patchloom_runtime.images.object_masks import instance_corners, refuse_many_objects
 from patchloom_runtime.printable import printable
 
-MASKS = {"PedMasks": "pedestrian", "instances": "object", "instance_masks": "object"}  # folder → what it shows
-_MARKS = ("_mask", "_instances", "_instance")  # at the end of a mask's name
+MASKS = {"PedMasks": "pedestrian", "instances": "object", "instance_masks": "object"}  # folder → class name
+_MARKS = ("_mask", "_instances", "_instance")  # suffixes of the names of masks
 MOST_BYTES = 1 << 20
 
 
 class InstanceImages(ImageFiles):
-    """Image files, each with a mask of objects' numbers."""
+    """Image files, each with a mask of object numbers."""
 
     tells_objects_apart = True
 
@@ -36,51 +36,51 @@ class InstanceImages(ImageFiles):
         self._masks = ImageFiles(root, masks)
 
     def mask(self, index: int) -> Mask:
-        """Objects numbered from 1, as `boxes` has them."""
+        """Return a mask with objects numbered from 1, in the order of `boxes`."""
         ids = decode_ids(self._masks.encoded(index), self._masks.where(index))
-        found, numbers = np.unique(ids, return_inverse=True)
+        values, numbers = np.unique(ids, return_inverse=True)
         try:
-            refuse_many_objects(len(found))
+            refuse_many_objects(len(values))
         except DataError as error:
             raise DataError(f"{self._masks.where(index)}: {error}") from error
-        numbers = numbers.reshape(ids.shape) + (0 if found[0] == 0 else 1)  # 0 is the ground, where there is some
+        numbers = numbers.reshape(ids.shape) + (0 if values[0] == 0 else 1)  # 0 is the background, if there is any
         return Mask((ids > 0).astype(np.uint8), numbers.astype(np.int16))
 
     def boxes(self, index: int) -> np.ndarray:
-        """Around the pixels of each number."""
+        """Return boxes around the pixels of each number."""
         instances = self.mask(index).instances
         assert instances is not None
         corners = instance_corners(instances, int(instances.max(initial=0)))
         return np.pad(corners, ((0, 0), (0, 1)))
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Of picture and mask."""
+        """Return stamps that change with image and mask."""
         return changed_with(super().stamps(rows), self._masks.stamps(rows))
 
 
 def open_instances(root: Path, pair: Pair, title: str) -> Source:
-    """A folder of images and one of masks of their objects."""
+    """Open a folder of images and a folder of masks of their objects."""
     images, masks = pair
-    store = images_by_stem(root / images)
+    paths = images_by_stem(root / images)
     files = {_unmarked(stem): path for stem, path in images_by_stem(root / masks).items()}
-    faults = lonely(root / images, store, files, "picture without mask", masks)
-    faults += lonely(root / masks, files, store, "mask without picture", images)
-    both = [stem for stem in store if stem in files]
+    faults = unpaired(root / images, paths, files, "image without mask", masks)
+    faults += unpaired(root / masks, files, paths, "mask without image", images)
+    both = [stem for stem in paths if stem in files]
     if not both:
-        raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
+        raise DataError(f"{printable(root)}: no image of {images} has a mask of the same name in {masks}")
     file = root / os.path.dirname(masks) / "classes.txt"
     named = [line.strip() for line in names_by_line(file, MOST_BYTES) or () if line.strip()]
     if len(named) > 1:
-        raise DataError(f"{printable(file)}: {len(named)} names; masks of objects' numbers have one class")
+        raise DataError(f"{printable(file)}: {len(named)} names; masks of object numbers have one class")
     name = named[0] if named else MASKS.get(os.path.basename(masks), "object")
 
     def chosen(splits: Sequence[str]) -> InstanceImages:
         own = [stem for stem in both if os.path.dirname(stem) in splits]
-        paths = [os.path.join(images, store[stem]) for stem in own]
-        return InstanceImages(root, paths, [os.path.join(masks, files[stem]) for stem in own], name)
+        own_paths = [os.path.join(images, paths[stem]) for stem in own]
+        return InstanceImages(root, own_paths, [os.path.join(masks, files[stem]) for stem in own], name)
 
-    said = group_by_split(sorted({os.path.dirname(stem) for stem in both}))
-    return source_of_splits(f"{title} (pictures and objects)", said, chosen, faults)
+    groups = group_by_split(sorted({os.path.dirname(stem) for stem in both}))
+    return source_of_splits(f"{title} (images and objects)", groups, chosen, faults)
 
 
 def _unmarked(stem: str) -> str:

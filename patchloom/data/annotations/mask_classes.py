@@ -1,4 +1,4 @@
-"""A source as segmentation reads it: the class of every pixel is to be learned, and the classes are the masks'."""
+"""A source for segmentation: images without labels, whose classes are those of their masks."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from patchloom.data.labels.taxonomy import check_level
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 
-# Names of the number 0 that go with it where 0 means 'not labelled'.
+# Names that are dropped together with the number 0 if 0 means unlabeled.
 _NO_CLASS = ("background", "other", "others", "void", "unlabelled", "unlabeled", "ignore")
 MOST_CLASSES = 1 << 15
 
 
 def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | None = None) -> Source:
-    """The same pictures without labels of their own; the classes are what the numbers in their masks mean.
+    """Return the source with mask classes as its classes and without labels of images.
 
-    With `reduce_zero_label` 0 means 'not labelled', and 1 is the first class (ADE20K). A `level` of the taxonomy joins
-    classes; those that it does not name stay.
+    With `reduce_zero_label`, 0 means unlabeled and 1 is the first class (ADE20K). A `level` of the taxonomy merges
+    classes; classes that are not part of it stay.
     """
     if not has_masks(source.train.images):
         raise UsageError(
@@ -40,7 +40,7 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
         images = _from_one(listing.images) if reduce_zero_label else _without_ignored(listing.images, numbers)
         return images if level is None else _joined(images, levels[level])
 
-    # An ignored number among those of classes can only be taken out where they are all known.
+    # An ignored number between class numbers can only be removed if all of these are known.
     inside = unnamed and not reduce_zero_label and ignored_number(source.train.images) not in (NOT_LABELED, UNLABELED)
     numbers = _numbers(list(source.listings.values())) if inside else ()
     listings = {split: replace(listing, images=images_of(listing)) for split, listing in source.listings.items()}
@@ -49,8 +49,8 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
     if not names:
         names = _numbers(list(listings.values()))
     if unnamed:
-        told = f"classes are called {names[0]} to {names[-1]}"
-        notes = (*notes, f"the masks' numbers have no names (classes.txt, or --names FILE): {told}")
+        note = f"classes are named {names[0]} to {names[-1]}"
+        notes = (*notes, f"the numbers in masks have no names (classes.txt, or --names FILE): {note}")
     learned = {
         split: replace(listing, labels=np.full(len(listing), UNLABELED), names=names, levels={})
         for split, listing in listings.items()
@@ -60,50 +60,50 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
 
 
 def has_masks(images: ImageStore) -> bool:
-    """Whether pictures of this source have masks."""
+    """Return whether the images of a store have masks."""
     return bool(images.mask_names) or images.mask_ignore is not None
 
 
 def ignored_number(images: ImageStore) -> int:
-    """The number in the masks that stands for 'not labelled'; none of them where the source says nothing."""
+    """Return the mask number of unlabeled pixels, or UNLABELED if there is none."""
     return UNLABELED if images.mask_ignore is None else images.mask_ignore
 
 
 def _names(images: ImageStore) -> tuple[str, ...]:
-    """The names of the classes; that of 'not labelled' is no class where it stands last."""
+    """Return the class names, without that of unlabeled pixels if it is the last one."""
     names = images.mask_names
     return names[:-1] if names and images.mask_ignore == len(names) - 1 else names
 
 
 def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
-    """The numbers up to the largest in any mask that can be read, as names."""
+    """Return the numbers up to the largest one in any readable mask, as names."""
     largest = -1
     for listing in listings:
         for row in listing.rows.tolist():
             try:
                 mask = listing.images.mask(row)
             except DataError:
-                continue  # which is named where the picture is trained on
+                continue  # reported by the scan
             if mask is not None:
                 numbers = mask.classes[mask.classes != ignored_number(listing.images)]
                 largest = max(largest, int(numbers.max())) if numbers.size else largest
     if not 0 < largest < MOST_CLASSES:
-        found = "no number" if largest < 0 else f"numbers up to {largest:,}"
-        raise DataError(f"the masks hold {found}; expected class numbers from 0, of two classes or more")
+        content = "no number" if largest < 0 else f"numbers up to {largest:,}"
+        raise DataError(f"the masks hold {content}; expected class numbers from 0, of two classes or more")
     return tuple(map(str, range(largest + 1)))
 
 
 def _without_ignored(images: ImageStore, numbers: tuple[str, ...]) -> ImageStore:
-    """Classes numbered without the one that stands for 'not labelled'; `numbers` are the names where there are none."""
+    """Renumber classes without that of unlabeled pixels. `numbers` are the names if there are none."""
     names, ignored = images.mask_names or numbers, ignored_number(images)
     if not 0 <= ignored < len(names) - 1:
         return images
-    told = [UNLABELED if number == ignored else number - (number > ignored) for number in range(len(names))]
-    return _Renumbered(images, told, tuple(name for number, name in enumerate(names) if number != ignored))
+    renumbered = [UNLABELED if number == ignored else number - (number > ignored) for number in range(len(names))]
+    return _Renumbered(images, renumbered, tuple(name for number, name in enumerate(names) if number != ignored))
 
 
 def _from_one(images: ImageStore) -> ImageStore:
-    """Masks that begin at 1, with 0 for 'not labelled', numbered from 0."""
+    """Renumber masks that start at 1, with 0 for unlabeled, from 0."""
     names = images.mask_names
     names = names[1:] if names and names[0].lower() in _NO_CLASS else names
     most = len(names) or int(np.iinfo(images.mask_dtype).max)
@@ -111,14 +111,14 @@ def _from_one(images: ImageStore) -> ImageStore:
 
 
 def _joined(images: ImageStore, coarse: Mapping[str, str]) -> ImageStore:
-    """Classes that one class of the level stands for, as that one."""
-    told = [coarse.get(name, name) for name in images.mask_names]
-    names = tuple(dict.fromkeys(told))
-    return _Renumbered(images, [names.index(name) for name in told], names)
+    """Merge classes that have the same coarse class."""
+    merged = [coarse.get(name, name) for name in images.mask_names]
+    names = tuple(dict.fromkeys(merged))
+    return _Renumbered(images, [names.index(name) for name in merged], names)
 
 
 class _Renumbered(ImageStore):
-    """Pictures whose masks have other numbers: `numbers` of each of their own, negative for 'not labelled'."""
+    """Images with renumbered masks: `numbers` maps old numbers to new ones, which are negative for unlabeled."""
 
     def __init__(self, images: ImageStore, numbers: Sequence[int], names: tuple[str, ...]) -> None:
         self._images = images
@@ -133,35 +133,35 @@ class _Renumbered(ImageStore):
         return len(self._images)
 
     def mask(self, index: int) -> Mask | None:
-        """In the other numbers; those that have none stay, to be named as faults."""
+        """Return the renumbered mask. Unknown numbers stay, so that they are reported as faults."""
         mask = self._images.mask(index)
         if mask is None:
             return None
         known = (mask.classes >= 0) & (mask.classes < len(self._numbers) - 1)
         if (own := self._images.mask_ignore) is not None:
             known &= mask.classes != own
-        told = self._numbers[np.where(known, mask.classes, len(self._numbers) - 1)]
+        renumbered = self._numbers[np.where(known, mask.classes, len(self._numbers) - 1)]
         unlabeled = ignored_number(self)
         ignored = np.zeros_like(known) if own is None else mask.classes == own
-        numbers = np.where(known & (told >= 0), told, np.where(known | ignored, unlabeled, mask.classes))
+        numbers = np.where(known & (renumbered >= 0), renumbered, np.where(known | ignored, unlabeled, mask.classes))
         return Mask(numbers.astype(mask.classes.dtype), None)
 
     def read(self, index: int) -> Image.Image:
-        """The picture."""
+        """Decode the image: upright, mode RGB."""
         return self._images.read(index)
 
     def where(self, index: int) -> str:
-        """As its source says."""
+        """Return the location of the image."""
         return self._images.where(index)
 
     def key(self, index: int) -> str:
-        """As its source says."""
+        """Return the key of the image."""
         return self._images.key(index)
 
     def encoded(self, index: int) -> Any:
-        """As its source says."""
+        """Return the bytes of the image file, or None."""
         return self._images.encoded(index)
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Others than those of the source, whose masks were looked at in other numbers."""
+        """Return stamps that differ from those of the original numbers, so that the scan cache keeps both."""
         return [stamp and (self._stamp + stamp[0], *stamp[1:]) for stamp in self._images.stamps(rows)]

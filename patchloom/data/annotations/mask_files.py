@@ -1,10 +1,10 @@
-"""Images with a mask each: the class of every pixel as a number, or as a color.
+"""Images with a mask each: the class of every pixel as a number or as a color.
 
-    images/[train/]a.jpg  masks/[train/]a.png      in folders of any name (`layout` finds them), or in one folder
-    JPEGImages/  SegmentationClass/  ImageSets/    Pascal VOC's masks: its lists say train and val
+    images/[train/]a.jpg  masks/[train/]a.png      in folders with any names (found by `layout`), or in one folder
+    JPEGImages/  SegmentationClass/  ImageSets/    Pascal VOC, whose lists define train and val
 
-What the numbers mean, and which of them stands for 'not labelled', is told by `mask_names`. An image without a mask, or
-a mask without an image, is a fault of the source.
+`mask_names` reads the names of the classes and the number of unlabeled pixels. Images without a mask and masks without
+an image are faults of the source.
 """
 
 import os
@@ -18,9 +18,9 @@ from patchloom.data.annotations.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
-    lonely,
     source_of_splits,
     split_of_path,
+    unpaired,
 )
 from patchloom.data.datasets import NOT_LABELED, Mask, Source, Stamp
 from patchloom.data.labels.class_names import names_by_line
@@ -31,8 +31,8 @@ from patchloom_runtime.images.decode import decode_ids, read_file
 from patchloom_runtime.printable import printable
 
 VOC_LISTS = os.path.join("ImageSets", "Segmentation")
-MOST_NAMES_BYTES = 1 << 20  # of a list of pictures
-_LOOKED_AT = 8  # masks by whose values they are understood
+MOST_NAMES_BYTES = 1 << 20  # of a list of images
+_SAMPLED_MASKS = 8  # whose values are read
 
 
 class MaskedFiles(ImageFiles):
@@ -46,7 +46,7 @@ class MaskedFiles(ImageFiles):
         self._masks = ImageFiles(root, masks)
 
     def mask(self, index: int) -> Mask:
-        """The numbers in the mask's file, or of its colours."""
+        """Read the class numbers of the mask, or convert its colors to them."""
         if self._named.colors:
             pixels = np.asarray(self._masks.read(index))
             return Mask(self._named.numbers(pixels, self._masks.where(index)), None)
@@ -58,14 +58,14 @@ class MaskedFiles(ImageFiles):
         return Mask(numbers, None)
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Of picture and mask."""
+        """Return stamps that change with image and mask."""
         return changed_with(super().stamps(rows), self._masks.stamps(rows))
 
 
 def open_masks(
     root: Path, pairs: Sequence[Pair], title: str, ignore: int | None = None, names: Path | None = None
 ) -> Source:
-    """Images and masks of pairs of folders; `ignore` and `names` go before what the data say of themselves."""
+    """Open images and masks in pairs of folders. `ignore` and `names` override what the data define."""
     rows: list[tuple[str, str, str]] = []  # split, image, mask
     faults = []
     for pair in pairs:
@@ -73,8 +73,8 @@ def open_masks(
         listed = _listed(root / os.path.dirname(pair.others))
         if listed:
             images, masks = ({stem: path for stem, path in of.items() if stem in listed} for of in (images, masks))
-        faults += lonely(root / pair.images, images, masks, "picture without mask", pair.others)
-        faults += lonely(root / pair.others, masks, images, "mask without picture", pair.images)
+        faults += unpaired(root / pair.images, images, masks, "image without mask", pair.others)
+        faults += unpaired(root / pair.others, masks, images, "mask without image", pair.images)
         rows += [
             (
                 listed[stem] if listed else split_of_path(pair, stem),
@@ -87,7 +87,7 @@ def open_masks(
     if not rows:
         first = pairs[0]
         raise DataError(
-            f"{printable(root)}: no picture of {first.images or 'it'} has a mask of the same name in {first.others}"
+            f"{printable(root)}: no image of {first.images or 'it'} has a mask of the same name in {first.others}"
         )
     places = [root, *(root / os.path.dirname(pair.others) for pair in pairs), *(root / pair.others for pair in pairs)]
     paths = [mask for _, _, mask in rows]
@@ -97,27 +97,27 @@ def open_masks(
         own = [row for row in rows if row[0] in splits]
         return MaskedFiles(root, [image for _, image, _ in own], [mask for _, _, mask in own], named)
 
-    said = group_by_split(sorted({split for split, _, _ in rows}))
-    return source_of_splits(f"{title} (pictures and masks)", said, chosen, faults, notes)
+    groups = group_by_split(sorted({split for split, _, _ in rows}))
+    return source_of_splits(f"{title} (images and masks)", groups, chosen, faults, notes)
 
 
 def _values(root: Path, masks: Sequence[str]) -> set[int]:
-    """The numbers in a few of the masks; none where they are no numbers."""
+    """Return the numbers in a few of the masks. Masks without numbers are skipped."""
 
     def each() -> Iterator[int]:
-        for path in masks[:: max(1, len(masks) // _LOOKED_AT)][:_LOOKED_AT]:
+        for path in masks[:: max(1, len(masks) // _SAMPLED_MASKS)][:_SAMPLED_MASKS]:
             try:
                 yield from np.unique(decode_ids(read_file(root / path, path), path)).tolist()
             except DataError:
-                continue  # which `check` tells of the image
+                continue  # reported by `check`
 
     return set(each())
 
 
 def _listed(root: Path) -> dict[str, str]:
-    """Stem → train, val or test, as Pascal VOC's lists say; empty where there are none."""
-    found: dict[str, str] = {}
+    """Map stems to train, val or test by Pascal VOC's lists; empty if there are none."""
+    splits: dict[str, str] = {}
     for split in ("train", "val", "test"):
         lines = names_by_line(root / VOC_LISTS / f"{split}.txt", MOST_NAMES_BYTES) or ()
-        found |= {line.strip(): split for line in lines if line.strip()}
-    return found
+        splits |= {line.strip(): split for line in lines if line.strip()}
+    return splits

@@ -1,4 +1,4 @@
-"""Images with a second file for each: found by name, and known as changed when either has changed."""
+"""Images with a second file each, such as a mask, paired by name."""
 
 import os
 import re
@@ -15,35 +15,35 @@ from patchloom_runtime.images.decode import EXTENSIONS
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
-# Ends of the names of masks, and of images that have masks: aachen_000000_leftImg8bit, aachen_000000_gtFine_labelIds.
+# Suffixes of the names of masks, and of images with masks: aachen_000000_gtFine_labelIds, aachen_000000_leftImg8bit.
 _MASK_ENDS = re.compile(
     r"(_gt(Fine|Coarse)_label(Train)?Ids|"
     r"[ _-](L|masks?|labels?|labelids|gt|seg|segmentation|annot|annotation|instances?))$",
     re.IGNORECASE,
 )
 _IMAGE_ENDS = re.compile(r"_(leftImg8bit|sat|img|image|rgb)$", re.IGNORECASE)
-_OTHER_MASKS = re.compile(r"_(color|instanceIds|instanceTrainIds)$")  # further pictures of what Cityscapes' masks show
+_OTHER_MASKS = re.compile(r"_(color|instanceIds|instanceTrainIds)$")  # other renderings of the masks of Cityscapes
 
 
 class Pair(NamedTuple):
-    """A folder of images and one with a second file for each of them, below the root of the data; they may be one."""
+    """A folder of images and the folder of their second files, relative to the root. They may be the same."""
 
     images: str
     others: str
 
 
 def mask_stem(stem: str) -> str:
-    """The name of the image that a mask belongs to; '' where it is a further picture of a mask."""
+    """Return the stem of the image that a mask belongs to, or '' if it is another rendering of a mask."""
     return "" if _OTHER_MASKS.search(stem) else _MASK_ENDS.sub("", stem)
 
 
 def image_stem(stem: str) -> str:
-    """The name by which an image and its mask are known."""
+    """Return the stem that an image shares with its mask."""
     return _IMAGE_ENDS.sub("", stem)
 
 
 def changed_with(stamps: Sequence[Stamp | None], others: Sequence[Stamp | None]) -> list[Stamp | None]:
-    """Stamps that also differ when a second file of the same row does."""
+    """Combine two stamps per row to one that changes with either file."""
     return [
         (one[0], one[1] + other[1], one[2] ^ other[2]) if one and other else None
         for one, other in zip(stamps, others, strict=True)
@@ -51,22 +51,22 @@ def changed_with(stamps: Sequence[Stamp | None], others: Sequence[Stamp | None])
 
 
 def by_stem(folder: Path, extensions: Sequence[str]) -> dict[str, str]:
-    """Path below the folder without its extension → the path, of every such file that is not hidden."""
+    """Map paths without extension to paths, for all visible files with one of the extensions below a folder."""
     stems = ((os.path.splitext(path), path) for path in FolderTree(folder).files())
     return {stem: path for (stem, extension), path in stems if extension.lower() in extensions}
 
 
 def images_by_stem(folder: Path) -> dict[str, str]:
-    """Path below the folder without its extension → the path, of every image file that is not hidden."""
+    """Map paths without extension to paths, for all visible image files below a folder."""
     return by_stem(folder, tuple(EXTENSIONS))
 
 
 def files_of_pair(
     root: Path, pair: Pair, extensions: Sequence[str] = tuple(EXTENSIONS), *, masks: bool = False
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Images and second files of a pair by their common stems, as paths below its two folders.
+    """Return images and second files of a pair by their common stems, as paths below its two folders.
 
-    `masks` are images themselves: where several fit an image, numbers of classes to train on go before others.
+    With `masks`, second files are images. If an image has several masks, TrainIds of Cityscapes are preferred.
     """
     images, others = images_by_stem(root / pair.images), by_stem(root / pair.others, extensions)
     if not masks:
@@ -74,25 +74,25 @@ def files_of_pair(
     together = pair.images == pair.others
     inside = os.path.relpath(os.path.join("/", pair.others), os.path.join("/", pair.images)) + os.sep
     known = {image_stem(stem): path for stem, path in images.items() if not path.startswith(inside)}
-    found: dict[str, str] = {}
+    matched: dict[str, str] = {}
     for stem, path in others.items():
         own = stem if stem in known and not together else mask_stem(stem)
-        if own and own != (stem if together else "") and (own not in found or "TrainIds" in stem):
-            found[own] = path
-    masks_themselves = set(found.values()) if together else set()
-    return {stem: path for stem, path in known.items() if path not in masks_themselves}, found
+        if own and own != (stem if together else "") and (own not in matched or "TrainIds" in stem):
+            matched[own] = path
+    mask_paths = set(matched.values()) if together else set()
+    return {stem: path for stem, path in known.items() if path not in mask_paths}, matched
 
 
 def split_of_path(pair: Pair, stem: str) -> str:
-    """The folder on the way to an image that says its split; the folder it lies in where none does."""
+    """Return the first folder in the path of an image that names a split, or else its own folder."""
     parts = os.path.join(pair.images, os.path.dirname(stem)).split(os.sep)
     return next((part for part in parts if says_a_split(part)), os.path.dirname(stem))
 
 
-def lonely(folder: Path, files: Mapping[str, str], others: Mapping[str, str], kind: str, place: str) -> list[Fault]:
-    """A fault for each file whose stem the others do not have."""
+def unpaired(folder: Path, files: Mapping[str, str], others: Mapping[str, str], kind: str, place: str) -> list[Fault]:
+    """Return a fault for each file without a counterpart."""
     return [
-        Fault(printable(folder / path), kind, f"nothing called {printable(stem)} in {place}")
+        Fault(printable(folder / path), kind, f"no file named {printable(stem)} in {place}")
         for stem, path in files.items()
         if stem not in others
     ]
@@ -100,20 +100,20 @@ def lonely(folder: Path, files: Mapping[str, str], others: Mapping[str, str], ki
 
 def source_of_splits(
     title: str,
-    said: SplitNames,
+    splits: SplitNames,
     images: Callable[[Sequence[str]], ImageStore],
     faults: Sequence[Fault] = (),
     notes: tuple[str, ...] = (),
 ) -> Source:
-    """A source of pictures without labels, whose splits are named; `pictures` are those of some of the names."""
+    """Return a source of images without labels. `images` makes the store of the splits with some names."""
 
     def listing(chosen: Sequence[str]) -> Listing:
-        found = images(chosen)
+        store = images(chosen)
         return Listing(
-            found, np.arange(len(found)), np.full(len(found), UNLABELED), found.object_names or found.mask_names
+            store, np.arange(len(store)), np.full(len(store), UNLABELED), store.object_names or store.mask_names
         )
 
-    unused = ", ".join(printable(name or "images beside them") for name in said.unused)
-    notes += (f"beside train, val and test, not used: {unused}",) if unused else ()
-    val, test = (listing(chosen) if chosen else None for chosen in (said.val, said.test))
-    return Source(title, listing(said.train), val, notes, tuple(faults), test)
+    unused = ", ".join(printable(name or "images outside of them") for name in splits.unused)
+    notes += (f"folders other than train, val and test, not used: {unused}",) if unused else ()
+    val, test = (listing(chosen) if chosen else None for chosen in (splits.val, splits.test))
+    return Source(title, listing(splits.train), val, notes, tuple(faults), test)

@@ -1,11 +1,11 @@
-"""Boxes as Pascal VOC keeps them: one XML file per picture, splits as lists of names.
+"""Boxes in Pascal VOC's format: one XML file per image, splits as lists of names.
 
     JPEGImages/a.jpg  Annotations/a.xml  ImageSets/Main/train.txt val.txt test.txt
-    images/[train/]a.jpg  annotations/[train/]a.xml    folders of any name (`layout` finds them), or one folder
+    images/[train/]a.jpg  annotations/[train/]a.xml    folders with any names (found by `layout`), or one folder
 
-VOC counts pixels from 1 and includes the last: 1 … 10 are the half-open 0 … 10. What it calls difficult is neither
-learned nor asked for, as in its own evaluation. Images that were resized after they were annotated have another size
-than their file says: boxes are scaled where both sides differ by the same ratio, and cannot be read otherwise.
+VOC counts pixels from 1 and includes the last: 1 … 10 is 0 … 10 half-open. Difficult objects are ignored in training
+and evaluation, as in VOC's own evaluation. Images that were resized after annotation differ in size from their XML
+file: boxes are scaled if both sides have the same ratio, and are an error otherwise.
 """
 
 import os
@@ -21,9 +21,9 @@ from patchloom.data.annotations.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
-    lonely,
     source_of_splits,
     split_of_path,
+    unpaired,
 )
 from patchloom.data.datasets import Source, Stamp
 from patchloom.data.splits import group_by_split
@@ -35,9 +35,9 @@ from patchloom_runtime.untrusted import parse_number, read_plain
 
 LISTS = os.path.join("ImageSets", "Main")
 MOST_BYTES = 1 << 20  # of one file
-MOST_PIXELS = 1 << 31  # from the corner of an image
-_LOOKED_AT = 64  # images whose sizes are compared before all are read
-_ROUNDING = 1.5  # pixels by which a resized side may differ from the ratio
+MOST_PIXELS = 1 << 31  # in a coordinate
+_SAMPLED_IMAGES = 64  # whose sizes are compared before all are read
+_ROUNDING = 1.5  # pixels by which a resized side may deviate from the ratio
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -50,7 +50,7 @@ class VocBox(NamedTuple):
 
 
 class VocFile(NamedTuple):
-    """The objects of a file, and the size (height, width) it gives its image; None where it gives none."""
+    """The objects of a file, and the size (height, width) of its image, or None if it has none."""
 
     objects: list[VocBox]
     size: tuple[int, int] | None
@@ -65,7 +65,7 @@ class VocImages(ImageFiles):
         self._files = ImageFiles(root, files)
 
     def boxes(self, index: int) -> np.ndarray:
-        """Its boxes; an unknown name is a class of −1, which `check` tells."""
+        """Return the boxes. An unknown name has class −1, which `check` reports."""
         number = {name: i for i, name in enumerate(self.object_names)}
         file = self._file(index)
         rows = [(*box.corners, number.get(box.name, -1)) for box in file.objects]
@@ -74,26 +74,26 @@ class VocImages(ImageFiles):
         return boxes
 
     def scale(self, index: int, file: VocFile | None = None) -> float:
-        """By what the boxes of a file are multiplied to fit its image; a DataError where no one number fits."""
+        """Return the factor by which boxes are scaled to fit the image. Raise DataError if the shapes differ."""
         annotated = (file or self._file(index)).size
         if annotated is None:
             return 1.0
         size = upright_size(self.encoded(index), self.where(index))
         if size == annotated:
             return 1.0
-        (height, width), (told_height, told_width) = size, annotated
+        (height, width), (old_height, old_width) = size, annotated
         ratio = max(size) / max(annotated)
-        if abs(height - ratio * told_height) > _ROUNDING or abs(width - ratio * told_width) > _ROUNDING:
-            told = f"{told_width}×{told_height}, the image is {width}×{height}"
-            raise DataError(f"{self._files.where(index)}: <size> says {told}; expected the same, or the same shape")
+        if abs(height - ratio * old_height) > _ROUNDING or abs(width - ratio * old_width) > _ROUNDING:
+            sizes = f"{old_width}×{old_height}, the image is {width}×{height}"
+            raise DataError(f"{self._files.where(index)}: <size> is {sizes}; expected the same size or shape")
         return ratio
 
     def crowd(self, index: int) -> np.ndarray:
-        """Which are difficult."""
+        """Return which boxes are of difficult objects."""
         return np.array([box.difficult for box in self._file(index).objects], bool)
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Of picture and boxes."""
+        """Return stamps that change with image and XML file."""
         return changed_with(super().stamps(rows), self._files.stamps(rows))
 
     def _file(self, index: int) -> VocFile:
@@ -101,13 +101,13 @@ class VocImages(ImageFiles):
 
 
 def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
-    """Images and XML files of pairs of folders."""
+    """Open images and XML files in pairs of folders."""
     rows: list[tuple[str, str, str]] = []  # split, image, XML
     faults = []
     for pair in pairs:
         images, files = files_of_pair(root, pair, (".xml",))
-        faults += lonely(root / pair.images, images, files, "picture without boxes", pair.others)
-        faults += lonely(root / pair.others, files, images, "boxes without picture", pair.images)
+        faults += unpaired(root / pair.images, images, files, "image without boxes", pair.others)
+        faults += unpaired(root / pair.others, files, images, "boxes without image", pair.images)
         listed = _listed(root / os.path.dirname(pair.others))
         rows += [
             (
@@ -121,7 +121,7 @@ def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
     if not rows:
         first = pairs[0]
         raise DataError(
-            f"{printable(root)}: no picture of {first.images} has an XML file of the same name in {first.others}"
+            f"{printable(root)}: no image of {first.images} has an XML file of the same name in {first.others}"
         )
     names: set[str] = set()
     for _, _, file in rows:
@@ -129,37 +129,37 @@ def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
         try:
             names |= {box.name for box in read_voc(read_plain(place, MOST_BYTES), printable(place)).objects}
         except (DataError, OSError):
-            continue  # which `check` tells of the picture
+            continue  # reported by `check`
     known = tuple(sorted(names))
 
     def chosen(splits: Sequence[str]) -> VocImages:
         own = [row for row in rows if row[0] in splits]
         return VocImages(root, [image for _, image, _ in own], [file for _, _, file in own], known)
 
-    said = group_by_split(sorted({split for split, _, _ in rows}))
+    groups = group_by_split(sorted({split for split, _, _ in rows}))
     every = chosen([split for split, _, _ in rows])
-    return source_of_splits(f"{title} (VOC boxes)", said, chosen, faults, _resized(every))
+    return source_of_splits(f"{title} (VOC boxes)", groups, chosen, faults, _resized(every))
 
 
 def _resized(images: VocImages) -> tuple[str, ...]:
-    """A note where images have another size than their files say, by some of them."""
-    looked_at = range(0, len(images), max(1, len(images) // _LOOKED_AT))[:_LOOKED_AT]
+    """Return a note if some sampled images differ in size from their XML file."""
+    sampled = range(0, len(images), max(1, len(images) // _SAMPLED_IMAGES))[:_SAMPLED_IMAGES]
     scales = []
-    for index in looked_at:
-        with suppress(DataError):  # which `check` tells of the picture
+    for index in sampled:
+        with suppress(DataError):  # reported by `check`
             scales.append(images.scale(index))
     other = [scale for scale in scales if scale != 1]
     if not other:
         return ()
     first = f"by {min(other):.3g}" + (f" to {max(other):.3g}" if max(other) - min(other) > 0.01 else "")
     return (
-        f"{len(other)} of {len(looked_at)} images looked at have another size than their XML file says: "
+        f"{len(other)} of {len(sampled)} sampled images have another size than in their XML file: "
         f"boxes are scaled {first}",
     )
 
 
 def _listed(folder: Path) -> dict[str, str]:
-    """Stem → its split, by VOC's lists; empty where there are none."""
+    """Map stems to splits by VOC's lists; empty if there are none."""
     lists = {
         path.stem: path for path in sorted((folder / LISTS).glob("*.txt")) if path.stem in ("train", "val", "test")
     }
@@ -174,9 +174,9 @@ def _listed(folder: Path) -> dict[str, str]:
 
 
 def read_voc(data: bytes, where: str) -> VocFile:
-    """What one XML file says; a DataError where it is none."""
+    """Parse one XML file. Raise DataError if it is damaged."""
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise DataError(f"{where}: declares entities, which annotations have no use for; refused")
+        raise DataError(f"{where}: declares entities, which annotations do not need; refused")
     try:
         tree = ElementTree.fromstring(data)
     except (ElementTree.ParseError, ValueError) as error:

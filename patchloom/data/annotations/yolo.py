@@ -1,12 +1,12 @@
-"""Boxes or polygons as YOLO keeps them: one text file per picture, a line per object, in shares of the picture's sides.
+"""Boxes or polygons in YOLO's format: one text file per image, one line per object, in fractions of the image's sides.
 
     images/[train/]a.jpg  labels/[train/]a.txt      or  train/images/a.jpg  train/labels/a.txt
-    class x y width height                          the middle of a box and its sides
-    class x y x y x y …                             a polygon: a mask; where all lines have one, masks are learned
+    class x y width height                          center and sides of a box
+    class x y x y x y …                             a polygon; if all lines are polygons, masks are learned
 
-Names come from classes.txt, a name per line, or from any yaml beside (`names:`, a list or numbers with names). A yaml
-may also be given itself: its `path`, `train`, `val` and `test` say where the images are. An image without a text file
-has no objects.
+Names come from classes.txt, with one name per line, or from a yaml next to it (`names:`, a list or numbers with names).
+The yaml itself can also be opened: its `path`, `train`, `val` and `test` name the folders of images. An image without
+a text file has no objects.
 """
 
 import os
@@ -38,22 +38,22 @@ from patchloom_runtime.untrusted import check_shape, parse_number, read_plain
 NAMED = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
 LISTED = ("classes.txt", "obj.names")
 MOST_BYTES, MOST_CLASSES = 1 << 22, 10_000
-_BOX_NUMBERS, _FEWEST_OF_POLYGON = 5, 7
+_BOX_NUMBERS, _MIN_POLYGON_NUMBERS = 5, 7  # per line, with the class
 
 
 class YoloObject(NamedTuple):
-    """One line: a class, and the middle and sides of a box or the points of a polygon, in shares of the picture."""
+    """One line: a class, and center and sides of a box or the points of a polygon, in fractions of the image."""
 
     number: int
     values: tuple[float, ...]
 
     @property
     def is_polygon(self) -> bool:
-        """Whether it is more than a box."""
+        """True for a polygon, False for a box."""
         return len(self.values) > _BOX_NUMBERS - 1
 
     def corners(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """x0, y0, x1, y1 in pixels of a picture of (height, width)."""
+        """Return x0, y0, x1, y1 in pixels of an image of (height, width)."""
         height, width = size
         if self.is_polygon:
             xs, ys = self.values[0::2], self.values[1::2]
@@ -63,7 +63,7 @@ class YoloObject(NamedTuple):
 
 
 class YoloImages(ImageFiles):
-    """Image files, each with a text file of objects or none."""
+    """Image files, each with a text file of objects or without one."""
 
     def __init__(self, root: Path, paths: Sequence[str], texts: Sequence[str], names: tuple[str, ...]) -> None:
         super().__init__(root, paths)
@@ -71,34 +71,33 @@ class YoloImages(ImageFiles):
         self._texts = list(texts)
 
     def boxes(self, index: int) -> np.ndarray:
-        """Its boxes, in fractions of pixels."""
+        """Return the boxes, in fractions of pixels."""
         size = self._size(index)
         rows = [(*each.corners(size), each.number) for each in self._objects(index)]
         return np.array(rows, np.float64).reshape(-1, 5)
 
     def objects(self, index: int) -> Objects:
-        """With masks that may overlap, where lines are polygons."""
-        found = super().objects(index) if not self.tells_objects_apart else None
-        if found is not None:
-            return found
+        """Return the objects, with masks that may overlap if lines are polygons."""
+        if not self.tells_objects_apart:
+            return super().objects(index)
         masks, boxes = self._masks(index), self.boxes(index)
         return Objects(boxes, np.zeros(len(boxes), bool), np.array([mask.area for mask in masks], np.float64), masks)
 
     def mask(self, index: int) -> Mask | None:
-        """Of the smallest object at each pixel."""
+        """Return the mask, with the smallest object at each pixel, or None."""
         if not self.tells_objects_apart:
             return None
         masks, boxes = self._masks(index), self.boxes(index)
         return Mask(*painted(masks, boxes[:, 4], np.zeros(len(boxes), bool), self._size(index), np.uint8))
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Of picture and text."""
+        """Return stamps that change with image and text file."""
         states = [file_state(os.path.join(self.root, self._texts[row])) or (0, 0) for row in rows]
         return changed_with(super().stamps(rows), [(b"", *state) for state in states])
 
-    def has_polygons_alone(self) -> bool:
-        """Whether every line of every file is a polygon; files that cannot be read are told by `check`."""
-        found = False
+    def has_only_polygons(self) -> bool:
+        """Return whether all lines of all files are polygons. `check` reports files that cannot be read."""
+        any_objects = False
         for index in range(len(self)):
             try:
                 objects = self._objects(index)
@@ -106,18 +105,18 @@ class YoloImages(ImageFiles):
                 continue
             if not all(each.is_polygon for each in objects):
                 return False
-            found = found or bool(objects)
-        return found
+            any_objects = any_objects or bool(objects)
+        return any_objects
 
-    def most_number(self) -> int:
-        """The largest class number of all files; −1 without any."""
-        most = -1
+    def largest_class(self) -> int:
+        """Return the largest class number in all files, or −1 if there is none."""
+        largest = -1
         for index in range(len(self)):
             try:
-                most = max([most, *(each.number for each in self._objects(index))])
+                largest = max([largest, *(each.number for each in self._objects(index))])
             except DataError:
                 continue
-        return most
+        return largest
 
     def _size(self, index: int) -> tuple[int, int]:
         return upright_size(self.encoded(index), self.where(index))
@@ -148,7 +147,7 @@ class YoloImages(ImageFiles):
 
 
 def open_yolo(root: Path, pairs: Sequence[Pair], title: str, names: Path | None = None) -> Source:
-    """Images and text files of pairs of folders."""
+    """Open images and text files in pairs of folders."""
     rows: list[tuple[str, str, str]] = []  # split, image, text
     for pair in pairs:
         images, _ = files_of_pair(root, pair, (".txt",))
@@ -157,21 +156,19 @@ def open_yolo(root: Path, pairs: Sequence[Pair], title: str, names: Path | None 
             for stem, path in images.items()
         ]
     places = [root, *(root / os.path.dirname(pair.others) for pair in pairs)]
-    known, said = (read_names(names), ()) if names is not None else _names(places)
-    return _open_rows(root, rows, title, known, said)
+    known, notes = (read_names(names), ()) if names is not None else _find_names(places)
+    return _open_rows(root, rows, title, known, notes)
 
 
 def open_yolo_yaml(file: Path) -> Source:
-    """The images that a yaml of YOLO's names, and their text files."""
+    """Open the images that a yaml of YOLO names, and their text files."""
     content = _yaml(file)
     if not isinstance(content, dict) or not isinstance(content.get("train"), str | list):
-        raise DataError(
-            f"{printable(file)}: expected `train:` and `val:` with a folder of images each, as YOLO has them"
-        )
+        raise DataError(f"{printable(file)}: expected `train:` and `val:` with a folder of images each, as in YOLO")
     rows: list[tuple[str, str, str]] = []
     for split in ("train", "val", "test"):
-        told = content.get(split) or []
-        for entry in told if isinstance(told, list) else [told]:
+        folders = content.get(split) or []
+        for entry in folders if isinstance(folders, list) else [folders]:
             rows += [(split, image, _text_of(image)) for image in _images_of(file, content.get("path"), str(entry))]
     if not any(split == "train" for split, _, _ in rows):
         raise DataError(f"{printable(file)}: no images in train, {printable(content['train'])!s}; expected a folder")
@@ -182,7 +179,7 @@ def open_yolo_yaml(file: Path) -> Source:
 
 
 def _images_of(file: Path, path: object, entry: str) -> list[str]:
-    """The images of a folder or a list that a yaml names: from its `path`, from its own folder or one beside it."""
+    """Return the images of a folder or a list that a yaml names, relative to its `path`, its folder or a sibling."""
     own = file.parent
     bases = [own / str(path), own / Path(str(path)).name, own] if path else [own]
     places = [base / entry for base in (*bases, own.parent)] + [own / entry.removeprefix("../")]
@@ -196,16 +193,16 @@ def _images_of(file: Path, path: object, entry: str) -> list[str]:
 
 
 def _text_of(image: str) -> str:
-    """As YOLO finds it: in labels/ in place of the last images/, and beside the image where there is none."""
-    before, found, after = image.rpartition(f"{os.sep}images{os.sep}")
-    place = f"{before}{os.sep}labels{os.sep}{after}" if found else image
+    """Return the text file of an image: in labels/ instead of the last images/, or else next to the image."""
+    before, separator, after = image.rpartition(f"{os.sep}images{os.sep}")
+    place = f"{before}{os.sep}labels{os.sep}{after}" if separator else image
     return os.path.splitext(place)[0] + ".txt"
 
 
 def _open_rows(
     root: Path, rows: Sequence[tuple[str, str, str]], title: str, names: tuple[str, ...] | None, notes: tuple[str, ...]
 ) -> Source:
-    """Rows are of split, image and text, below the root."""
+    """Return a source of rows (split, image, text), with paths relative to the root."""
 
     def chosen(splits: Sequence[str]) -> YoloImages:
         own = [row for row in rows if row[0] in splits]
@@ -213,23 +210,23 @@ def _open_rows(
 
     every = chosen(sorted({split for split, *_ in rows}))
     if names is None:
-        names = tuple(str(i) for i in range(min(every.most_number(), MOST_CLASSES) + 1))
-        notes += ("no names of classes beside the labels (a .yaml, classes.txt, or --names FILE): they are numbers",)
-    polygons = every.has_polygons_alone()
+        names = tuple(str(i) for i in range(min(every.largest_class(), MOST_CLASSES) + 1))
+        notes += ("no class names next to the labels (a .yaml, classes.txt, or --names FILE): classes are numbers",)
+    polygons = every.has_only_polygons()
 
     def opened(splits: Sequence[str]) -> YoloImages:
-        found = chosen(splits)
-        found.object_names = names or ()
+        images = chosen(splits)
+        images.object_names = names or ()
         if polygons:
-            found.tells_objects_apart, found.mask_names = True, ("background", *(names or ()))
-        return found
+            images.tells_objects_apart, images.mask_names = True, ("background", *(names or ()))
+        return images
 
-    said = group_by_split(sorted({split for split, *_ in rows}))
-    return source_of_splits(f"{title} (YOLO {'polygons' if polygons else 'boxes'})", said, opened, (), notes)
+    groups = group_by_split(sorted({split for split, *_ in rows}))
+    return source_of_splits(f"{title} (YOLO {'polygons' if polygons else 'boxes'})", groups, opened, (), notes)
 
 
-def _names(places: Sequence[Path]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """By a list or a yaml in one of the folders, or by a yaml beside that is named as the first; and a note on it."""
+def _find_names(places: Sequence[Path]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Read names from a list or a yaml in one of the folders, or from FOLDER.yaml next to the first; with a note."""
     folder = places[0].resolve()
     yamls = [file for place in places for end in ("*.yaml", "*.yml") for file in sorted(place.glob(end))]
     yamls += [file for end in (".yaml", ".yml") if (file := folder.parent / f"{folder.name}{end}").is_file()]
@@ -237,30 +234,32 @@ def _names(places: Sequence[Path]) -> tuple[tuple[str, ...] | None, tuple[str, .
         for name in LISTED:
             if os.path.lexists(place / name):
                 return read_names(place / name), ()
-    found = {file: read_names(file) for file in dict.fromkeys(yamls) if file.name in NAMED or _says_names(file)}
-    if len(set(found.values())) > 1:
-        shown = ", ".join(printable(file.name) for file in found)
-        raise UsageError(f"{printable(folder)}: {shown} name different classes; choose one with --names FILE")
-    for file, names in found.items():
-        return names, (f"names of classes from {printable(file.name)}",)
+    named = {file: read_names(file) for file in dict.fromkeys(yamls) if file.name in NAMED or _has_names(file)}
+    if len(set(named.values())) > 1:
+        files = ", ".join(printable(file.name) for file in named)
+        raise UsageError(f"{printable(folder)}: {files} name different classes; choose one with --names FILE")
+    for file, names in named.items():
+        return names, (f"class names from {printable(file.name)}",)
     return None, ()
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """The names in a list, a name per line, or in a yaml."""
+    """Read the names in a list, with one name per line, or in a yaml."""
     if file.suffix.lower() in (".yaml", ".yml"):
         return _listed_names(_yaml(file), file)
     lines = names_by_line(file, MOST_BYTES)
     if lines is None:
-        raise UsageError(f"--names {printable(file)} does not exist; expected a name per line, or a yaml with `names:`")
+        raise UsageError(
+            f"--names {printable(file)} does not exist; expected one name per line, or a yaml with `names:`"
+        )
     return tuple(line.strip() for line in lines if line.strip())
 
 
-def _says_names(file: Path) -> bool:
+def _has_names(file: Path) -> bool:
     try:
         content = _yaml(file)
     except DataError:
-        return False  # of something else
+        return False  # a yaml of something else
     return isinstance(content, dict) and "names" in content
 
 
@@ -278,14 +277,14 @@ def _listed_names(content: Any, file: Path) -> tuple[str, ...]:
     try:
         check_shape(names, list[str | float | bool], "names")
     except ValueError as error:
-        raise DataError(f"{printable(file)}: {error}, or numbers from 0 with a name each") from error
+        raise DataError(f"{printable(file)}: {error}, or numbers from 0 with one name each") from error
     if not 0 < len(names) <= MOST_CLASSES:
         raise DataError(f"{printable(file)}: {len(names):,} names, expected 1 to {MOST_CLASSES:,}")
     return tuple(map(str, names))
 
 
 def reads_as_yolo(line: str) -> bool:
-    """Whether a line of text is an object of YOLO's."""
+    """Return whether a line of text is an object in YOLO's format."""
     try:
         _parsed(line, "")
     except DataError:
@@ -302,9 +301,9 @@ def _parsed(line: str, where: str) -> YoloObject:
     except ValueError as error:
         raise DataError(f"{where}: expected a class and numbers ({error})") from error
     count = len(values) + 1
-    fits = count == _BOX_NUMBERS or (count >= _FEWEST_OF_POLYGON and count % 2)
+    fits = count == _BOX_NUMBERS or (count >= _MIN_POLYGON_NUMBERS and count % 2)
     if not fits or not number.is_integer() or not 0 <= number < MOST_CLASSES:
         raise DataError(f"{where}: {count} numbers, expected a class and x, y, width, height, or 3 points or more")
     if max(map(abs, values)) > MOST_CLASSES:
-        raise DataError(f"{where}: numbers that are no shares of a picture")
+        raise DataError(f"{where}: numbers that are not fractions of an image")
     return YoloObject(int(number), tuple(values))

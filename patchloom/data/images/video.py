@@ -1,9 +1,9 @@
-"""The frames of videos, animations and files of several pages, for `predict`.
+"""Frames of videos, animations and multi-page files, for `predict`.
 
     clip.mp4 …                         decoded by PyAV (pip install 'patchloom[video]')
-    GIF, WebP, PNG, TIFF               by Pillow; with one frame they are pictures like any other
+    GIF, WebP, PNG, TIFF               decoded by Pillow; with one frame they are ordinary images
 
-A frame is named by its file, number and time: clip.mp4#frame=120 (t=4.00 s).
+The name of a frame has its file, number and time: clip.mp4#frame=120 (t=4.00 s).
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ _ANIMATIONS = frozenset({".gif", ".webp", ".png", ".apng", ".tif", ".tiff"})
 
 
 def frames_of(path: str, every: int | None = None) -> Iterator[tuple[str, Image.Image]]:
-    """Name and picture of every `every`-th frame, one of a picture.
+    """Yield name and image of every `every`-th frame. An ordinary image is one frame.
 
-    By default about one per second of a video, and every frame of an animation.
+    The default is about one frame per second of a video, and every frame of an animation.
     """
     if every is not None:
         at_least("every", every, 1)
@@ -38,7 +38,7 @@ def frames_of(path: str, every: int | None = None) -> Iterator[tuple[str, Image.
 
 
 def frames_or_error(path: str, every: int | None = None) -> Iterator[tuple[str, Image.Image | str]]:
-    """The same; where the file cannot be read, or not to its end, the reason stands for the rest of it."""
+    """Yield frames as `frames_of` does. If the file cannot be read to its end, the last item is the error message."""
     try:
         yield from frames_of(path, every)
     except DataError as error:

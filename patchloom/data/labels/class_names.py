@@ -1,7 +1,7 @@
-"""Names for class numbers, from a file beside a list of pictures.
+"""Names of class numbers, from a file next to a list of images.
 
-classes.txt     a name per line, by their order; or a number and a name
-classes.csv     numbers and names, and those of coarser classes: Class Name,Class ID,Coarse Class Name,Coarse Class ID
+classes.txt     one name per line, in order; or a number and a name
+classes.csv     Class Name,Class ID[,Coarse Class Name,Coarse Class ID]
 """
 
 import os
@@ -22,7 +22,7 @@ _NO_LEVEL_WORDS = ("class", "label", "name", "category")
 
 
 class ClassNames:
-    """What numbers are called, and in which file that stands."""
+    """Names of class numbers, read from the columns of the file `title`."""
 
     def __init__(self, title: str, columns: Mapping[str, Sequence[str]]) -> None:
         self.title = title
@@ -31,7 +31,7 @@ class ClassNames:
         self._numbers = {name: list(of) for name, of in columns.items() if name not in texts and _whole_numbers(of)}
 
     def of(self, codes: Sequence[str]) -> dict[str, str] | None:
-        """Number → name of the finest classes; None where some number has no name."""
+        """Return a map from class number to name, or None if a number has no name."""
         names = next((of for of in self._texts.values() if len(set(of)) == len(of)), None)
         if names is None:
             return None
@@ -44,7 +44,7 @@ class ClassNames:
         return None
 
     def of_level(self, names: Sequence[str], codes: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-        """What the level is called, and number → name in it, where the classes `names` have these `codes` of it."""
+        """Return the level in which the classes `names` have the numbers `codes`, and its names by number."""
         fine = next((of for of in self._texts.values() if len(set(of)) == len(of)), [])
         for column in self._numbers.values():
             known = dict(zip(fine, column, strict=True)) if fine else {}
@@ -59,17 +59,17 @@ class ClassNames:
 
 
 def names_by_line(path: Path, most: int = MOST_BYTES) -> tuple[str, ...] | None:
-    """The lines of a file on disk; None where there is none, a DataError where it is no text."""
+    """Read the lines of a file. Return None if it does not exist; raise DataError if it is not text."""
     try:
         return tuple(read_plain(path, most).decode("utf-8-sig").splitlines()) if os.path.lexists(path) else None
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read ({error.strerror}); expected a name per line") from error
+        raise DataError(f"{printable(path)}: cannot be read ({error.strerror}); expected one name per line") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{printable(path)}: is not UTF-8 ({error.reason}); expected a name per line") from error
+        raise DataError(f"{printable(path)}: is not UTF-8 ({error.reason}); expected one name per line") from error
 
 
 def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]:
-    """The files of names in these folders, those that can be read."""
+    """Yield the class names of all names files in these folders."""
     for tree, folder in places:
         others = [e.name for e in tree.entries(folder) if re.fullmatch(r"categories\w*\.(csv|tsv|txt)", e.name.lower())]
         for name in (*FILES, *others):
@@ -81,19 +81,19 @@ def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]
 
 
 def names_in(file: Path) -> ClassNames:
-    """The names in a file that was given."""
+    """Read the names file that the user passed."""
     try:
         columns = _columns(read_plain(file), file.name)
     except OSError as error:
         raise UsageError(
-            f"--names {printable(file)}: cannot be read ({error.strerror}); expected a name per line"
+            f"--names {printable(file)}: cannot be read ({error.strerror}); expected one name per line"
         ) from error
     return ClassNames(printable(file.name), columns)
 
 
 def _columns(content: bytes, title: str) -> dict[str, list[str]]:
     table: Table | None = None
-    with suppress(PatchloomError):  # of a name per line
+    with suppress(PatchloomError):  # then it has one name per line
         table = parse_table(content, title, lambda _: False)
     if table is not None:
         columns = {name: table.column(i) for i, name in enumerate(table.columns)}

@@ -1,7 +1,7 @@
-"""Which column of a labels file holds the classes, and what the others are: levels above them, splits, or nothing.
+"""The meaning of the columns of a labels file: classes, levels above them, splits, or none of these.
 
-The classes are in the column that is asked for, else the first that is named like one, else in 0/1 columns named by the
-classes, else in the only column of words. A cell may hold several labels, of which the first counts.
+The classes are in the column that the user chose, or else the first with a usual name, or else in 0/1 columns named by
+the classes, or else in the only column of words. Of several labels in a cell the first is used.
 """
 
 import re
@@ -23,59 +23,59 @@ from patchloom_runtime.errors import UsageError, nearest
 
 _LABEL_WORDS = frozenset({"label", "class", "category", "species", "breed", "target", "diagnosis"})
 _COARSE_WORDS = frozenset({"coarse", "super", "superclass", "supercategory", "parent", "genus", "family", "order"})
-_VAGUE = ("name", "y", "tag", "tags")  # label names that give way to others
+_VAGUE = ("name", "y", "tag", "tags")  # label names with lower priority
 _FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "-1": False, "false": False, "true": True}
-_MULTI_LABEL = 0.1  # share of rows with several labels from where they are no slips
-_QUANTITY = 20  # numbers from where they are hardly classes, in a column that is not named as classes are
-_ONE_EACH = 0.9  # share of rows with one class by which 0/1 columns are told from attributes
+_MULTI_LABEL = 0.1  # share of rows with several labels from which they are intended
+_QUANTITY = 20  # distinct numbers from which they are hardly classes, in a column without a usual name for classes
+_ONE_EACH = 0.9  # share of rows with one class from which 0/1 columns are classes and not attributes
 
 
 @dataclass(frozen=True)
 class ColumnMeanings:
-    """What the columns of a table mean; lists have an entry per row."""
+    """Meaning of the columns of a table. Lists have one entry per row."""
 
     labels: list[str]  # '' for none
-    said: str  # where the classes are, in a message
-    numbers: bool  # the labels are class numbers
-    several: int  # rows with several labels, of which the first counts
-    levels: dict[str, list[str]]  # what may be a level above the classes
+    label_column: str  # description for messages
+    numbers: bool  # True if the labels are class numbers
+    several: int  # rows with several labels, of which the first is used
+    levels: dict[str, list[str]]  # candidates for levels above the classes
     splits: list[str] | None
-    split_column: str  # in a message
-    left_out: list[str]  # names of columns nobody reads
-    chosen: bool = False  # the column was named by the user
-    like_classes: bool = True  # it is called as classes are
+    split_column: str  # description for messages
+    left_out: list[str]  # names of unused columns
+    chosen: bool = False  # True if the user named the column
+    like_classes: bool = True  # True if it has a usual name for classes
 
     def other_task(self) -> str:
-        """Why these labels are no classes of images, and what they ask for; '' where they are."""
+        """Return why these labels are not one class per image, and which task they suggest; '' if they are."""
         if self.several > 1 and self.several > _MULTI_LABEL * len(self.labels):
             rows = f"{self.several:,} of {len(self.labels):,} rows have several labels"
-            return f"{rows} ({self.said}), which asks for multi-label classification"
-        given = sorted({label for label in self.labels if label}) if _are_numbers(self.labels) else []
-        shown = f"{', '.join(given[:3])} …"
-        if any(not float(label).is_integer() for label in given):
-            return f"{self.said} holds decimal numbers ({shown}), which asks for regression"
-        few = len(self.labels) < 2 * len(given)
-        if len(given) > _QUANTITY and not self.chosen and (few or not self.like_classes):
-            return f"{self.said} holds {len(given):,} different numbers ({shown}), which asks for regression"
+            return f"{rows} ({self.label_column}), which suggests multi-label classification"
+        numbers = sorted({label for label in self.labels if label}) if _are_numbers(self.labels) else []
+        listed = f"{', '.join(numbers[:3])} …"
+        if any(not float(label).is_integer() for label in numbers):
+            return f"{self.label_column} holds decimal numbers ({listed}), which suggests regression"
+        few = len(self.labels) < 2 * len(numbers)
+        if len(numbers) > _QUANTITY and not self.chosen and (few or not self.like_classes):
+            return f"{self.label_column} holds {len(numbers):,} different numbers ({listed}), which suggests regression"
         return ""
 
 
 def understand(table: Table, label_column: str | None) -> ColumnMeanings:
-    """The columns of `table`; a UsageError where the classes could be in several or in none."""
+    """Interpret the columns of a table. Raise UsageError if the classes could be in several columns or in none."""
     split = _split_column(table)
     rest = [i for i in range(len(table.columns)) if i not in (table.paths, split)]
     kinds = {i: _kind(table.column(i)) for i in rest}
     words = [i for i in rest if kinds[i] == "words"]
     hot = [i for i in rest if kinds[i] == "flags"] if table.headed and label_column is None else []
-    chosen = _wanted(table, label_column) if label_column is not None else _named(table, rest, kinds)
+    chosen = _chosen_column(table, label_column) if label_column is not None else _named(table, rest, kinds)
     if chosen is None and len(hot) > 1 and (not words or _one_each(table, hot)):
         labels, several = _from_flags(table, hot)
-        said, numbers = f"{len(hot)} columns of 0 and 1", False
+        description, numbers = f"{len(hot)} columns of 0 and 1", False
         read = {*hot}
     else:
         chosen = _only(table, rest, kinds) if chosen is None else chosen
         labels, several = _first_labels(table.column(chosen))
-        said, numbers = f"column {table.name(chosen)}", _are_numbers(labels)
+        description, numbers = f"column {table.name(chosen)}", _are_numbers(labels)
         read = {chosen}
     classes = len(set(labels) - {""})
     candidates = [i for i in rest if i not in read and _may_be_level(table, i, kinds[i], classes)]
@@ -86,13 +86,13 @@ def understand(table: Table, label_column: str | None) -> ColumnMeanings:
     usual = {*_LABEL_WORDS, *LABEL_NAMES, "id", "code"}
     called = set(plain(table.columns[chosen]).split("_")) if chosen is not None and table.headed else usual
     return ColumnMeanings(
-        labels, said, numbers, several, levels, splits, split_column, left_out, label_column is not None,
+        labels, description, numbers, several, levels, splits, split_column, left_out, label_column is not None,
         bool(called & usual),
     )  # fmt: skip
 
 
 def _kind(cells: Sequence[str]) -> str:
-    """words, numbers, flags (0 and 1), files or nothing."""
+    """Return the kind of a column: words, numbers, flags (0 and 1), files or nothing."""
     values = {cell for cell in cells if cell}
     if not values:
         return "nothing"
@@ -105,8 +105,8 @@ def _kind(cells: Sequence[str]) -> str:
 
 
 def _are_numbers(values: Sequence[str] | set[str]) -> bool:
-    given = [value for value in values if value]
-    return bool(given) and all(re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", value) for value in given)
+    filled = [value for value in values if value]
+    return bool(filled) and all(re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", value) for value in filled)
 
 
 def _split_column(table: Table) -> int | None:
@@ -118,21 +118,21 @@ def _split_column(table: Table) -> int | None:
     return None
 
 
-def _wanted(table: Table, label_column: str) -> int:
-    """The column that was asked for, by name or, counted from 1, by number."""
+def _chosen_column(table: Table, label_column: str) -> int:
+    """Return the column that the user chose by name or by number, counted from 1."""
     by_name = {column.lower(): i for i, column in reversed(list(enumerate(table.columns)))}
-    found = by_name.get(label_column.strip().lower())
-    if found is None and re.fullmatch("[0-9]{1,4}", label_column) and 1 <= int(label_column) <= len(table.columns):
-        found = int(label_column) - 1
-    if found is None:
+    column = by_name.get(label_column.strip().lower())
+    if column is None and re.fullmatch("[0-9]{1,4}", label_column) and 1 <= int(label_column) <= len(table.columns):
+        column = int(label_column) - 1
+    if column is None:
         known = f"it has {', '.join(table.columns)}" if table.headed else f"it has 1 to {len(table.columns)}, no header"
         near = nearest(label_column.lower(), list(by_name))
         raise UsageError(f"{table.title}: no column {label_column!r} for --label-column; {known}.{near}")
-    return found
+    return column
 
 
 def _named(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int | None:
-    """The first column that is named like a label: of words before numbers, of exact names before others."""
+    """Return the first column with a usual name: words before numbers, exact names before others."""
     if not table.headed:
         return None
     names = {i: plain(table.columns[i]) for i in rest if kinds[i] not in ("nothing", "files")}
@@ -144,22 +144,22 @@ def _named(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int | No
 
 
 def _only(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int:
-    """The column of words, or of numbers where there is none; without a header, the first."""
+    """Return the only column of words, or else of numbers; without a header, the first one."""
     for wanted in (("words",), ("numbers", "flags")):
-        found = [i for i in rest if kinds[i] in wanted]
-        if len(found) == 1 or (found and not table.headed):
-            return found[0]
-        if found:
-            columns = shortened(", ".join(table.columns[i] for i in found))
-            raise UsageError(f"{table.title}: the classes could be in any of {columns}; choose with --label-column")
+        columns = [i for i in rest if kinds[i] in wanted]
+        if len(columns) == 1 or (columns and not table.headed):
+            return columns[0]
+        if columns:
+            names = shortened(", ".join(table.columns[i] for i in columns))
+            raise UsageError(f"{table.title}: the classes could be in any of {names}; choose with --label-column")
     raise UsageError(
-        f"{table.title}: the first line is {table.first_line!r}; expected a column of labels beside the paths "
+        f"{table.title}: the first line is {table.first_line!r}; expected a column of labels next to the paths "
         f"(column {table.name(table.paths)})"
     )
 
 
 def _may_be_level(table: Table, column: int, kind: str, classes: int) -> bool:
-    """Words, or fewer class numbers than classes; one value for all rows divides nothing."""
+    """Return whether a column has words, or fewer numbers than there are classes, and more than one value."""
     values = len(set(table.column(column)) - {""})
     numbered = not table.headed or bool(set(plain(table.columns[column]).split("_")) & (_LABEL_WORDS | _COARSE_WORDS))
     return values > 1 and (kind == "words" or (kind in ("numbers", "flags") and numbered and values < classes))
@@ -175,18 +175,18 @@ def _level_name(table: Table, column: int, candidates: Sequence[int]) -> str:
 
 
 def _one_each(table: Table, columns: Sequence[int]) -> bool:
-    """Whether nearly every row has one class of 0/1 columns."""
+    """Return whether nearly every row has exactly one of these 0/1 columns set."""
     ones = sum(sum(_FLAGS.get(row[i].lower(), False) for i in columns) == 1 for row in table.rows)
     return ones >= _ONE_EACH * len(table.rows)
 
 
 def _from_flags(table: Table, columns: Sequence[int]) -> tuple[list[str], int]:
-    set_ = [[table.columns[i] for i in columns if _FLAGS.get(row[i].lower(), False)] for row in table.rows]
-    return [names[0] if names else "" for names in set_], sum(len(names) > 1 for names in set_)
+    classes = [[table.columns[i] for i in columns if _FLAGS.get(row[i].lower(), False)] for row in table.rows]
+    return [names[0] if names else "" for names in classes], sum(len(names) > 1 for names in classes)
 
 
 def _first_labels(cells: Sequence[str]) -> tuple[list[str], int]:
-    """The first label of each cell, and how many cells have several."""
+    """Return the first label of each cell, and the number of cells with several."""
     values = Counter(cells)
     commas = _lists_by_comma(list(values))
     lists = {value: _labels_in(value, commas) for value in values}
@@ -206,7 +206,7 @@ def _labels_in(cell: str, commas: bool) -> list[str]:
 
 
 def _lists_by_comma(values: Sequence[str]) -> bool:
-    """Whether commas part labels. In names such as 'tench, Tinca tinca' the parts hardly ever stand elsewhere too."""
+    """Return whether commas separate labels. Parts of 'tench, Tinca tinca' rarely occur in other cells."""
     listed = [value for value in values if "," in value]
     parts = {value: {part.strip() for part in value.split(",") if part.strip()} for value in values}
     times = Counter(part for of in parts.values() for part in of)

@@ -1,6 +1,6 @@
-"""The text of a labels file → rows of cells: encoding, separator and header are told from the content.
+"""Parse a labels file: encoding, separator and header are inferred from the content.
 
-The separator is the one by which some column names files that are there; `finds` answers that for a cell.
+The separator is the one with which a column names existing files; `finds` returns whether a cell does.
 """
 
 import csv
@@ -14,12 +14,12 @@ from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import EXTENSIONS
 
-SPACES = " "  # stands for any run of spaces or tabs
+SPACES = " "  # any run of spaces or tabs
 _SEPARATORS = ("\t", ";", ",", "|", SPACES)
 _NAMES = {"\t": "tab", SPACES: "spaces"}
-_LOOKED_AT = 64  # rows by which a table is understood
-_SHOWN = 120  # letters of a line in a message
-# A table of labels is rows of a few cells: more is another file, or one made to take long.
+_SAMPLED_ROWS = 64  # from which separator and paths are inferred
+_MAX_MESSAGE_LETTERS = 120  # of a line
+# Larger files are not tables of labels, or were made to take long.
 MOST_LINES, MOST_LETTERS, MOST_COLUMNS = 10_000_000, 1 << 20, 1_000
 
 PATH_NAMES = (
@@ -41,61 +41,61 @@ Finds = Callable[[str], bool]
 class Table:
     """Rows of equal length. Columns of a file without header are called '1', '2' …"""
 
-    title: str  # of the file, for messages
+    title: str  # the file, for messages
     first_line: str
     columns: tuple[str, ...]
     headed: bool
     rows: list[list[str]]
-    paths: int  # the column of the pictures' paths
+    paths: int  # the column of the image paths
     separator: str
     encoding: str
 
     def column(self, number: int) -> list[str]:
-        """All cells of a column."""
+        """Return all cells of a column."""
         return [row[number] for row in self.rows]
 
     def name(self, number: int) -> str:
-        """A column in a message."""
+        """Return the name of a column for messages."""
         return repr(self.columns[number]) if self.headed else self.columns[number]
 
     @property
     def separated_by(self) -> str:
-        """The separator in a message."""
+        """The separator, for messages."""
         return _NAMES.get(self.separator, self.separator)
 
 
 def parse_table(content: bytes, title: str, finds: Finds) -> Table:
-    """The table in a file's bytes; a line of another length than the others is a DataError that gives its number."""
+    """Parse the bytes of a file. Raise DataError, with the line number, for a row of another length."""
     text, encoding = _decoded(content, title)
     lines = [(n, line) for n, line in _lines(text, title) if line.strip() and not line.startswith("#")]
     if not lines:
         raise DataError(f"{title}: is empty; expected lines of path,label")
     first_line = shortened(lines[0][1])
     readings = [
-        _reading(lines if separator == SPACES else lines[:_LOOKED_AT], separator, title, finds)
+        _reading(lines if separator == SPACES else lines[:_SAMPLED_ROWS], separator, title, finds)
         for separator in _SEPARATORS
     ]
     usable = [reading for reading in readings if reading is not None]
     if not usable:
         raise UsageError(f"{title}: the first line is {first_line!r}; expected a path and a label, such as path,label")
-    best = max(usable, key=lambda reading: (reading.found, reading.named, reading.even))  # the first of equals
+    best = max(usable, key=lambda reading: (reading.matched, reading.named, reading.even))  # the first of equals
     if best.separator != SPACES:
         best = replace(best, rows=list(_cells(lines, best.separator, title)))
     return _table(best, title, first_line, encoding, finds)
 
 
 def shortened(line: str) -> str:
-    """A line as messages show it."""
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+    """Shorten a line for messages."""
+    return line if len(line) <= _MAX_MESSAGE_LETTERS else f"{line[:_MAX_MESSAGE_LETTERS]}…"
 
 
 def plain(name: str) -> str:
-    """A column's name as it is compared: 'Image Name (str)' → 'image_name'."""
+    """Return a column name in the form in which it is compared: 'Image Name (str)' → 'image_name'."""
     return re.sub(r"[^\w]+", "_", re.sub(r"\(.*?\)", "", name).strip().lower()).strip("_")
 
 
 def says_split(value: str) -> bool:
-    """Whether a cell is the name of a split."""
+    """Return whether a cell is the name of a split."""
     return value.strip().lower() in (*TRAIN_NAMES, *VAL_NAMES, *TEST_NAMES)
 
 
@@ -107,7 +107,7 @@ def _decoded(content: bytes, title: str) -> tuple[str, str]:
         try:
             return content.decode("utf-16"), "utf-16"
         except UnicodeDecodeError as error:
-            raise DataError(f"{title}: is no text ({error.reason}); expected lines of path,label") from error
+            raise DataError(f"{title}: is not text ({error.reason}); expected lines of path,label") from error
     try:
         return content.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
@@ -115,7 +115,7 @@ def _decoded(content: bytes, title: str) -> tuple[str, str]:
 
 
 def _lines(text: str, title: str) -> Iterator[tuple[int, str]]:
-    """Numbered, by their ends alone: `splitlines` would also cut at form feeds and the like, which names may hold."""
+    """Yield numbered lines. `splitlines` would also split at form feeds and the like, which names may contain."""
     start = 0
     for number, end in enumerate(chain(re.finditer(r"\r\n|\n|\r", text), [None]), start=1):
         line = text[start : end.start() if end else len(text)]
@@ -131,40 +131,40 @@ def _lines(text: str, title: str) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The file read by one separator."""
+    """The file, split by one separator."""
 
     separator: str
     rows: list[tuple[int, list[str]]]  # line number, cells
     width: int
     paths: int
-    found: float  # share of rows whose path is there
-    named: bool  # the first row has names of columns that are known
-    even: float  # share of rows of the usual length
+    matched: float  # share of rows whose path is an existing file
+    named: bool  # True if the first row has usual column names
+    even: float  # share of rows with the usual length
 
 
 def _reading(lines: Sequence[tuple[int, str]], separator: str, title: str, finds: Finds) -> _Reading | None:
-    """None where the separator makes no columns."""
-    if not any(separator in line or (separator == SPACES and "\t" in line) for _, line in lines[:_LOOKED_AT]):
+    """Split the lines by a separator. Return None if there is only one column."""
+    if not any(separator in line or (separator == SPACES and "\t" in line) for _, line in lines[:_SAMPLED_ROWS]):
         return None
     rows = list(_cells(lines, separator, title))
-    seen = [row for _, row in rows[:_LOOKED_AT]]
-    width, times = Counter(map(len, seen)).most_common(1)[0]
-    names = [plain(cell) for cell in seen[0][:MOST_COLUMNS]]
+    sample = [row for _, row in rows[:_SAMPLED_ROWS]]
+    width, times = Counter(map(len, sample)).most_common(1)[0]
+    names = [plain(cell) for cell in sample[0][:MOST_COLUMNS]]
     named = any(name in PATH_NAMES for name in names) and len(names) > 1
     width = len(names) if named else width
     if not 2 <= width <= MOST_COLUMNS:
         return None
-    whole = [row for row in seen[named:] if len(row) == width]
+    whole = [row for row in sample[named:] if len(row) == width]
     hits = [sum(finds(row[i]) for row in whole) for i in range(width)]
     called = [len(names) == width and names[i] in PATH_NAMES for i in range(width)]
     alike = [sum(names_image(row[i]) for row in whole) for i in range(width)]
     paths = max(range(width), key=lambda i: (bool(hits[i]) and called[i], hits[i], alike[i], called[i], -i))
-    return _Reading(separator, rows, width, paths, hits[paths] / max(len(whole), 1), named, times / len(seen))
+    return _Reading(separator, rows, width, paths, hits[paths] / max(len(whole), 1), named, times / len(sample))
 
 
 def _cells(lines: Sequence[tuple[int, str]], separator: str, title: str) -> Iterator[tuple[int, list[str]]]:
     if separator == SPACES:
-        uneven = len({len(line.split()) for _, line in lines}) > 1  # a label of several words
+        uneven = len({len(line.split()) for _, line in lines}) > 1  # a label may have several words
         yield from ((number, line.split(maxsplit=1 if uneven else -1)) for number, line in lines)
         return
     numbers = [number for number, _ in lines]
@@ -173,9 +173,9 @@ def _cells(lines: Sequence[tuple[int, str]], separator: str, title: str) -> Iter
         before = 0
         for row in reader:
             yield numbers[min(before, len(numbers) - 1)], [cell.strip() for cell in row]
-            before = reader.line_num  # a quoted cell may go over several lines
+            before = reader.line_num  # a quoted cell may span several lines
     except csv.Error as error:
-        raise DataError(f"{title}: is no table of labels ({error}); expected lines of path,label") from error
+        raise DataError(f"{title}: is not a table of labels ({error}); expected lines of path,label") from error
 
 
 def _table(reading: _Reading, title: str, first_line: str, encoding: str, finds: Finds) -> Table:
@@ -184,14 +184,14 @@ def _table(reading: _Reading, title: str, first_line: str, encoding: str, finds:
     columns = tuple(first) if headed else tuple(str(i + 1) for i in range(reading.width))
     for number, row in reading.rows:
         if len(row) != reading.width:
-            shown = f" ({shortened(','.join(columns))})" if headed else ""
-            raise DataError(f"{title}, line {number}: {len(row)} fields, expected {reading.width}{shown}")
+            names = f" ({shortened(','.join(columns))})" if headed else ""
+            raise DataError(f"{title}, line {number}: {len(row)} fields, expected {reading.width}{names}")
     rows = [row for _, row in reading.rows[headed:]]
     return Table(title, first_line, columns, headed, rows, reading.paths, reading.separator, encoding)
 
 
 def _is_header(reading: _Reading, finds: Finds) -> bool:
-    """Whether the first row names the columns: it does not name a picture, and its cells are not those of the rows."""
+    """Return whether the first row is a header: it does not name an image, and its cells do not occur below."""
     first = reading.rows[0][1]
     if len(first) != reading.width:
         return False
@@ -203,15 +203,15 @@ def _is_header(reading: _Reading, finds: Finds) -> bool:
         return True
     below = [row for _, row in reading.rows[1:] if len(row) == reading.width]
     repeated = any(first[i] == row[i] for row in below for i in range(reading.width))
-    return reading.found > 0.5 and not repeated
+    return reading.matched > 0.5 and not repeated
 
 
 def looks_like_a_file(cell: str) -> bool:
-    """Whether a cell is the path or address of a file rather than a word."""
+    """Return whether a cell is a path or URL rather than a word."""
     below = "/" in cell or "\\" in cell
     return "://" in cell or names_image(cell) or (below and re.search(r"\.\w{2,5}$", cell) is not None)
 
 
 def names_image(cell: str) -> bool:
-    """Whether a cell ends as the name of an image file does."""
+    """Return whether a cell ends with the extension of an image file."""
     return cell.strip().lower().endswith(tuple(EXTENSIONS))

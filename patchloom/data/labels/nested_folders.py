@@ -1,10 +1,13 @@
-"""Class folders in folders of coarser classes: fruit/apple/golden-delicious/*.jpg beside fruit/banana/*.jpg.
+"""Nested class folders.
 
-The innermost folders with images are the classes, the folders above them levels, where depths differ too. A folder that
-holds images itself is a class, and what lies in it belongs to it. Folders inside class folders may also be days,
-cameras or sessions: the outermost are the classes where no folder holds two inner ones, where half or more of the inner
-names are in several folders, and where val has none of train's. A note says what was chosen and what the other choice
-(`--classes`) would give.
+    fruit/apple/golden-delicious/*.jpg
+    fruit/banana/*.jpg
+
+The innermost folders with images are the classes and the folders above them are levels, even if depths differ. A folder
+that contains images is a class, with everything below it. Folders inside class folders may also be days, cameras or
+sessions. The outermost folders are therefore the classes if there are no more inner names than outer ones, if at least
+half of the inner names are in several folders, or if val has none of train's inner folders. A note reports the choice
+and what the other one (`--classes`) would give.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,36 +16,36 @@ from typing import Literal
 
 from patchloom_runtime.printable import plural
 
-Chain = tuple[str, ...]  # folders from the split down to one that holds images
+Chain = tuple[str, ...]  # folders from the split down to one with images
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """Which folders are classes, by name; `depth` is that of the deepest one that train has."""
+    """Class folders with their class names. `depth` is the depth of the deepest one in train."""
 
     classes: dict[Chain, str]
     depth: int
-    moved: dict[Chain, Chain] = field(default_factory=dict)  # class folders of val and test → the same ones of train
+    moved: dict[Chain, Chain] = field(default_factory=dict)  # class folders of val and test → those of train
 
     def class_of(self, folder: Chain) -> str:
-        """The class that a folder is, or lies in; '' where it is none."""
+        """Return the class of a folder or of a folder above it, or ''."""
         above = (folder[: n + 1] for n in range(len(folder)))
         ways = (self.moved.get(part, part) for part in above)
         return next((self.classes[part] for part in ways if part in self.classes), "")
 
     def levels(self) -> dict[str, dict[str, str]]:
-        """coarse for one level above the classes; coarse1, coarse2 … upwards for more.
+        """Return the levels above the classes: coarse, or from fine to coarse coarse1, coarse2 …
 
-        A level holds the folder so many steps from the outermost, or the class itself where its path is shorter.
+        A class maps to its ancestor at the depth of the level, or to itself if its path is shorter.
         """
-        found = {}
+        levels = {}
         for up in range(1, self.depth):
             names = unique_names({chain[: self.depth - up] for chain in self.classes})
-            # A class keeps its name, unless a folder of the level has the same.
+            # A class keeps its name, unless a folder of the level has the same one.
             own = {part: max(self.classes.get(part, ""), name, key=len) for part, name in names.items()}
             level = "coarse" if self.depth == 2 else f"coarse{up}"
-            found[level] = {name: own[chain[: self.depth - up]] for chain, name in self.classes.items()}
-        return found
+            levels[level] = {name: own[chain[: self.depth - up]] for chain, name in self.classes.items()}
+        return levels
 
 
 def find_nesting(
@@ -51,7 +54,7 @@ def find_nesting(
     test: Iterable[Chain] = (),
     choice: Literal["innermost", "outermost"] | None = None,
 ) -> tuple[Nesting | None, str]:
-    """From the folders of each split that hold images: the nesting, None for the outermost, and a note or ''."""
+    """Return the nesting of folders with images, or None if the outermost are the classes, and a note or ''."""
     in_train = _class_folders(train)
     in_val = _class_folders(val, in_train)
     depth = max(map(len, in_train), default=0)
@@ -63,48 +66,48 @@ def find_nesting(
     inner, outer = len(in_train), len({chain[0] for chain in in_train})
     why = _why_outermost(in_train, in_val) if choice is None else ""
     if choice == "outermost" or why:
-        said = f"nested folders: {plural(outer, 'class')} (outermost folders){', since ' + why if why else ''}"
-        return None, f"{said}; --classes innermost reads them as {inner} classes" if inner != outer else ""
+        note = f"nested folders: {plural(outer, 'class')} (outermost folders){', since ' + why if why else ''}"
+        return None, f"{note}; --classes innermost reads them as {inner} classes" if inner != outer else ""
     known = {nesting.classes[chain] for chain in in_train}
     counts = {
         level: len({coarse for name, coarse in of.items() if name in known}) for level, of in nesting.levels().items()
     }
     above = f"level{'s' * (depth > 2)} " + ", ".join(f"{level} ({count})" for level, count in counts.items())
-    said = f"nested folders: {inner} classes (innermost folders), {above}"
+    note = f"nested folders: {inner} classes (innermost folders), {above}"
     if moved:
         one, other = min(moved.items())
         more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-        said += f"; a level apart in train, and the same class: {'/'.join(one)} = {'/'.join(other)}{more}"
-    return nesting, f"{said}; --classes outermost reads them as {outer} classes"
+        note += f"; the same class, one level apart in train: {'/'.join(one)} = {'/'.join(other)}{more}"
+    return nesting, f"{note}; --classes outermost reads them as {outer} classes"
 
 
 def _class_folders(folders: Iterable[Chain], known: Iterable[Chain] = ()) -> list[Chain]:
-    """Those that hold images and lie in no other that does, or in a class of train."""
-    given, found = set(known), dict[Chain, None]()
+    """Return the outermost folders with images; a folder inside a known class counts as that class."""
+    known_folders, classes = set(known), dict[Chain, None]()
     for folder in sorted(folders, key=lambda chain: (len(chain), chain)):
-        inside = (folder[:n] for n in range(1, len(folder) + 1) if folder[:n] in given or folder[:n] in found)
-        found[next(inside, folder)] = None
-    return list(found)
+        inside = (folder[:n] for n in range(1, len(folder) + 1) if folder[:n] in known_folders or folder[:n] in classes)
+        classes[next(inside, folder)] = None
+    return list(classes)
 
 
 def _moved(held_out: Iterable[Chain], train: Sequence[Chain]) -> dict[Chain, Chain]:
-    """Class folders of val and test → the one of train that differs by one folder above the class alone."""
+    """Map class folders of val and test to those of train that differ only by one folder above the class."""
     known = set(train)
     longer: dict[Chain, list[Chain]] = {}
     for chain in train:
         for shorter in _without_one(chain):
             longer.setdefault(shorter, []).append(chain)
-    found = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
-    return {chain: next(iter(of)) for chain, of in found.items() if len(of) == 1}
+    candidates = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
+    return {chain: next(iter(of)) for chain, of in candidates.items() if len(of) == 1}
 
 
 def _without_one(chain: Chain) -> list[Chain]:
-    """The chain without one of the folders above its last."""
+    """Return the chains with one of the folders above the last removed."""
     return [chain[:i] + chain[i + 1 :] for i in range(len(chain) - 1)]
 
 
 def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:
-    """Why inner folders are rather days, cameras or sessions; '' where they are classes."""
+    """Return why inner folders are likely days, cameras or sessions, or '' if they are classes."""
     inner = [chain for chain in {*train, *val} if len(chain) > 1]
     parents: dict[str, set[Chain]] = {}
     for chain in inner:
@@ -119,7 +122,7 @@ def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:
 
 
 def unique_names(chains: Iterable[Chain]) -> dict[Chain, str]:
-    """The last folder of each, with as many before it as tell those of one name apart: juice/orange, fruit/orange."""
+    """Name each chain by its last folder, with as many before it as make it unique: juice/orange, fruit/orange."""
     by_name: dict[str, list[Chain]] = {}
     for chain in sorted(chains):
         by_name.setdefault(chain[-1], []).append(chain)

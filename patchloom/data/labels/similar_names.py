@@ -1,8 +1,8 @@
-"""Class names that a person takes for one: 'cat' and 'cat ', 'Cat' and 'cat', é in one character and in two.
+"""Class names that look the same: 'cat' and 'cat ', 'Cat' and 'cat', é as one character and as two.
 
-Outer spaces and the form of Unicode are nobody's intention: such names become one class. Names that differ in letters'
-case, in invisible characters or in inner spaces stay apart and are named, and so are the words that spreadsheets put
-where a value is missing.
+Names that differ only in outer spaces or in Unicode form are merged to one class. Names that differ in case, in
+invisible characters or in inner spaces stay separate and are reported, as are the words that spreadsheets use for
+missing values.
 """
 
 import unicodedata
@@ -15,18 +15,18 @@ from patchloom.data.datasets import Fault, Listing, Source, name_some
 from patchloom_runtime.images.samples import UNLABELED
 
 ALIKE, MISSING, BARE = "look-alike classes", "missing value as a class", "no label"
-KINDS = (ALIKE, MISSING)  # what training says; a missing label it refuses
+KINDS = (ALIKE, MISSING)  # reported by training, to which a missing label is an error
 _MISSING_VALUES = ("nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
 def tidy(source: Source) -> Source:
-    """The source with names that differ in outer spaces or Unicode form merged; what else is odd is a fault of it."""
+    """Merge names that differ in outer spaces or Unicode form. Other suspicious names become faults of the source."""
     train, notes = _merged(source.train)
     val, test = (listing and _merged(listing)[0] for listing in (source.val, source.test))
     if source.test is source.val:
         test = val
     faults = [*_look_alikes(train, source.name), *_without_label(train, source.name)]
-    known = {fault.detail for fault in source.faults}  # of sources that were joined
+    known = {fault.detail for fault in source.faults}  # joined sources have them already
     fresh = tuple(fault for fault in faults if fault.detail not in known)
     return replace(
         source, train=train, val=val, test=test, notes=(*source.notes, *notes), faults=(*source.faults, *fresh)
@@ -38,7 +38,7 @@ def _canonical(name: str) -> str:
 
 
 def _merged(listing: Listing) -> tuple[Listing, list[str]]:
-    """The listing over canonical names, where '' is no class, and a note on those that became one."""
+    """Return the listing with canonical names, where '' is not a class, and a note on merged names."""
     canonical = [_canonical(name) for name in listing.names]
     if canonical == list(listing.names):
         return listing, []
@@ -46,8 +46,8 @@ def _merged(listing: Listing) -> tuple[Listing, list[str]]:
     number = {"": UNLABELED} | {name: i for i, name in enumerate(names)}
     renumbered = np.array([*(number[name] for name in canonical), UNLABELED], dtype=np.int64)
     ways: dict[str, list[str]] = {}
-    for given, name in zip(listing.names, canonical, strict=True):
-        ways.setdefault(name, []).append(given)
+    for original, name in zip(listing.names, canonical, strict=True):
+        ways.setdefault(name, []).append(original)
     levels = {
         level: {_canonical(fine): _canonical(coarse) for fine, coarse in of.items()}
         for level, of in listing.levels.items()
@@ -71,7 +71,7 @@ def _look_alikes(listing: Listing, where: str) -> Iterator[Fault]:
 
 
 def _to_the_eye(name: str) -> str:
-    """Equal for names that look the same but for the case of letters."""
+    """Return a form that is equal for names that look the same except for case."""
     visible = (letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
     return " ".join("".join(visible).casefold().split())
 
@@ -81,8 +81,8 @@ def _counted(names: Sequence[str], counts: Sequence[int], chosen: Sequence[int])
 
 
 def _without_label(listing: Listing, where: str) -> Iterator[Fault]:
-    """Pictures of train without a label, where others have one."""
+    """Yield a fault if some training images have no label while others have one."""
     bare = np.flatnonzero(listing.labels == UNLABELED)
     if len(bare) and len(bare) < len(listing):
         first = listing.images.where(int(listing.rows[bare[0]]))
-        yield Fault(where, BARE, f"{len(bare):,} of {len(listing):,} pictures, the first is {first}")
+        yield Fault(where, BARE, f"{len(bare):,} of {len(listing):,} images, the first is {first}")

@@ -1,4 +1,4 @@
-"""What to say of pictures without a class where classes are to be learned: what the data are for, and the ways on."""
+"""Messages about images without a class, and the task that data suggest."""
 
 import posixpath
 from collections.abc import Sequence
@@ -10,42 +10,42 @@ from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural
 
-# What pictures with such annotations are for, as --task calls it.
+# The task of images with such annotations, as --task names it.
 OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
-_LOOKED_AT = 2_000  # names by which a pattern is suggested
+_SAMPLED_NAMES = 2_000  # from which a pattern is suggested
 
 
 def missing_labels(listing: Listing) -> str:
-    """Why these pictures cannot be classified and what helps, to stand after the name of the data."""
+    """Return why these images cannot be classified and what to do, to follow the name of the data."""
     images = listing.images
     bare = np.flatnonzero(listing.labels == UNLABELED)
     for what, task in OTHER_TASKS.items():
         if what in _annotations(images):
             return (
-                f"these are pictures with {what}, which --task {task} learns; classification needs a class for each "
-                "picture: a folder for each class, or --labels FILE"
+                f"these are images with {what}, which --task {task} learns; classification needs one class per image: "
+                "a folder for each class, or --labels FILE"
             )
     where = f", the first is {images.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
     names = [posixpath.basename(images.key(int(row))) for row in listing.rows]
     return (
-        f"{len(bare):,} of {len(listing):,} pictures have no label{where}; expected a folder for each class, or "
+        f"{len(bare):,} of {len(listing):,} images have no label{where}; expected a folder for each class, or "
         f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
         "without labels"
     )
 
 
 def task_of_data(source: Source) -> tuple[str, str]:
-    """The word of the task that data suggest, and why; no reason where there is no other."""
+    """Return the task that data suggest, as --task names it, and the reason; '' for plain classification."""
     images = source.train.images
     has = [what for what in OTHER_TASKS if what in _annotations(images)]
     if not has:
         return "classify", ""
     if np.any(source.train.labels != UNLABELED):
         others = " or ".join(OTHER_TASKS[what] for what in has)
-        return "classify", f"pictures have labels (they have {' and '.join(has)} too: --task {others})"
+        return "classify", f"images have labels (they have {' and '.join(has)} too: --task {others})"
     if "boxes" in has:
-        return "detect", "pictures have boxes" + (" (they have masks too: --task segment)" if "masks" in has else "")
-    return "segment", "pictures have masks"
+        return "detect", "images have boxes" + (" (they have masks too: --task segment)" if "masks" in has else "")
+    return "segment", "images have masks"
 
 
 def _annotations(images: ImageStore) -> set[str]:
@@ -54,9 +54,9 @@ def _annotations(images: ImageStore) -> set[str]:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    found = suggest_pattern(names[:: -(-len(names) // _LOOKED_AT)])  # from all over the listing, which is sorted
-    if found is None:
+    suggestion = suggest_pattern(names[:: -(-len(names) // _SAMPLED_NAMES)])  # spread over the sorted listing
+    if suggestion is None:
         return "'{label}_*' (the class in the file's name)"
-    given, _ = found
-    classes = sorted({label for name in names if (label := read_pattern(given).label(name))})
-    return f"'{given}' (which gives {plural(len(classes), 'class')}, such as {name_some(classes, limit=3)})"
+    pattern, _ = suggestion
+    classes = sorted({label for name in names if (label := read_pattern(pattern).label(name))})
+    return f"'{pattern}' (which gives {plural(len(classes), 'class')}, such as {name_some(classes, limit=3)})"

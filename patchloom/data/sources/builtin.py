@@ -1,8 +1,8 @@
-"""Data sets that need no download: `digits` (real handwriting) and `shapes` (drawn, with masks and boxes).
+"""Datasets that need no download: `digits` (real handwriting) and `shapes` (drawn, with masks and boxes).
 
-shapes: sixteen fine classes in four coarse families. The label is that of the largest object; smaller ones,
-strokes and specks lie around it; colour, size, place and turn say nothing about the class. A picture depends
-on (seed, its number) alone.
+`shapes` has sixteen classes in four coarse families. The label is that of the largest object, which is surrounded by
+smaller ones, strokes and specks. Color, size, position and rotation do not depend on the class. An image depends only
+on the seed and its number.
 """
 
 import colorsys
@@ -24,23 +24,23 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "line": ("cross", "arrow", "zigzag", "spiral"),
 }
 SHAPES = tuple(shape for family in FAMILIES.values() for shape in family)
-MOST_SHAPES = 10_000_000  # rows of a listing are numbered in memory
-_KEPT_PIXELS = 1 << 24  # of drawings that are kept, at 5 bytes each: 4,096 of 64×64
-_FINE = 4  # drawn this many times larger, then averaged: smooth edges
-_INNER_RADIUS = {4: 0.36, 5: 0.42, 6: 0.55, 8: 0.68}  # of a star, by its points
+MOST_SHAPES = 10_000_000  # the row numbers of a listing are in memory
+_CACHED_PIXELS = 1 << 24  # at 5 bytes each: 4,096 images of 64×64
+_FINE = 4  # factor by which images are drawn larger, then averaged to smooth edges
+_INNER_RADIUS = {4: 0.36, 5: 0.42, 6: 0.55, 8: 0.68}  # of a star, by its number of points
 
 
 def open_digits() -> Source:
-    """1,797 handwritten digits of 8×8 pixels, 1,437 for train and 360 for val, the same ones always."""
+    """Open 1,797 handwritten digits of 8×8 pixels with a fixed split: 1,437 for train and 360 for val."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UsageError("digits needs scikit-learn; pip install 'patchloom[digits]'") from None
-    found = load_digits()
-    images = ArrayImages(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
-    labels = found.target.astype(np.int64)
+    digits = load_digits()
+    images = ArrayImages(np.round(digits.images * (255 / 16)).astype(np.uint8), "digits")
+    labels = digits.target.astype(np.int64)
     by_class = np.argsort(labels, kind="stable")
-    val = np.sort(by_class[::5])  # every fifth of each class
+    val = np.sort(by_class[::5])  # every fifth image of each class
     train = np.setdiff1d(np.arange(len(labels)), val)
     names = tuple(str(digit) for digit in range(10))
     return Source(
@@ -51,7 +51,7 @@ def open_digits() -> Source:
 
 
 def open_shapes(options: str = "") -> Source:
-    """Drawn shapes; `options` like 'count=2000,size=64,seed=0', of which a fifth more are drawn for val."""
+    """Open drawn shapes. `options` are like 'count=2000,size=64,seed=0'; val has a fifth of `count` in addition."""
     values = {"count": 2000, "size": 64, "seed": 0}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
@@ -82,9 +82,9 @@ class _Scene:
 
 
 class ShapeImages(ImageStore):
-    """Pictures drawn when first read; number i shows shape i modulo 16.
+    """Images that are drawn when first read. Number i shows shape i modulo 16.
 
-    Picture, mask and boxes are one drawing, and it takes longer than to augment it: so as many as fit are kept.
+    Image, mask and boxes are one drawing. Drawing takes longer than augmentation, so drawings are cached.
     """
 
     always_readable = True
@@ -96,42 +96,46 @@ class ShapeImages(ImageStore):
         self._count = count
         self._size = size
         self._seed = seed
-        self._kept: dict[int, _Scene] = {}
+        self._cache: dict[int, _Scene] = {}
         self._last: tuple[int, _Scene] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the drawings, which another process makes itself."""
-        return vars(self) | {"_kept": {}, "_last": None}
+        """Exclude the drawings, which another process makes itself."""
+        return vars(self) | {"_cache": {}, "_last": None}
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, index: int) -> Image.Image:
-        """The picture, mode RGB."""
+        """Return the image, mode RGB."""
         return self._scene(index).image.copy()
 
     def where(self, index: int) -> str:
-        """Seed and number."""
+        """Return seed and number."""
+        return f"shapes of seed {self._seed}, image {index}"
+
+    def key(self, index: int) -> str:
+        """Return seed and number, in the words that runs have recorded and held-out splits depend on."""
         return f"shapes of seed {self._seed}, picture {index}"
 
     def mask(self, index: int) -> Mask:
-        """Classes and instances, of what is seen: an object's covered pixels belong to what covers it."""
+        """Return classes and instances. The covered pixels of an object belong to the object that covers it."""
         mask = self._scene(index).mask
         return Mask(mask.classes.copy(), mask.instances.copy())  # type: ignore[union-attr]
 
     def boxes(self, index: int) -> np.ndarray:
-        """Boxes around what is seen of each object, the labelled one first."""
+        """Return boxes around the visible parts of objects, the labeled one first."""
         return self._scene(index).boxes.copy()
 
     def _scene(self, index: int) -> _Scene:
-        last, scene = self._last, self._kept.get(index)
-        if scene is None and last is not None and last[0] == index:  # where not all fit: the parts of one sample
+        last, scene = self._last, self._cache.get(index)
+        if scene is None and last is not None and last[0] == index:  # the parts of one sample, if the cache is full
             scene = last[1]
         if scene is None:
             scene = _draw_scene(np.random.default_rng((self._seed, index)), index % len(SHAPES), self._size)
             self._last = index, scene
-            if len(self._kept) < _KEPT_PIXELS // self._size**2:
-                self._kept[index] = scene
+            if len(self._cache) < _CACHED_PIXELS // self._size**2:
+                self._cache[index] = scene
         return scene
 
 
@@ -143,28 +147,28 @@ def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:
     for _ in range(rng.integers(0, 4)):
         small = rng.uniform(0.09, 0.14)
         place = rng.uniform(small, 1 - small, 2)
-        if all(math.dist(place, centre) > 0.85 * radius + small for _, radius, centre in objects):
+        if all(math.dist(place, center) > 0.85 * radius + small for _, radius, center in objects):
             objects.append((int(rng.integers(len(SHAPES))), small, place))
     classes, instances = np.zeros((2, size, size), dtype=np.uint8)
     boxes = []
-    for number, (shape, radius, centre) in enumerate(objects, start=1):
-        cover = _draw_object(rng, SHAPES[shape], radius, centre, size)
+    for number, (shape, radius, center) in enumerate(objects, start=1):
+        cover = _draw_object(rng, SHAPES[shape], radius, center, size)
         paint = _blotches(rng, size, _color(rng, not ground_is_dark), spread=25)
         canvas.paste(paint, mask=cover)
-        seen = np.asarray(cover) >= 128
-        classes[seen], instances[seen] = shape + 1, number
+        visible = np.asarray(cover) >= 128
+        classes[visible], instances[visible] = shape + 1, number
     for number, (shape, _, _) in enumerate(objects, start=1):
         rows, columns = np.nonzero(instances == number)
         if len(rows):
             boxes.append((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, shape))
-            instances[rows, columns] = len(boxes)  # of those before it some may be covered or too small to see
+            instances[rows, columns] = len(boxes)  # earlier objects may be covered or too small to be visible
     noisy = np.asarray(canvas) + rng.normal(0, 6, (size, size, 3))
     image = Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
     return _Scene(image, Mask(classes, instances), np.array(boxes, dtype=np.int64))
 
 
-def _draw_object(rng: np.random.Generator, shape: str, radius: float, centre: np.ndarray, size: int) -> Image.Image:
-    """Cover of one object, 0…255: turned and a little squeezed at random, cut out of a finer drawing."""
+def _draw_object(rng: np.random.Generator, shape: str, radius: float, center: np.ndarray, size: int) -> Image.Image:
+    """Return the coverage of one object, 0…255: rotated and slightly squeezed at random, drawn larger and averaged."""
     angle = rng.uniform(0, 2 * math.pi)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     squeeze = np.array([1, rng.uniform(0.86, 1)])
@@ -172,7 +176,7 @@ def _draw_object(rng: np.random.Generator, shape: str, radius: float, centre: np
     draw = ImageDraw.Draw(cover)
 
     def placed(points: np.ndarray) -> list[tuple[float, float]]:
-        return [(x, y) for x, y in ((points * radius) @ turn * squeeze + centre) * size * _FINE]
+        return [(x, y) for x, y in ((points * radius) @ turn * squeeze + center) * size * _FINE]
 
     filled, strokes = _outline(shape)
     for brightness, points in filled:
@@ -184,7 +188,7 @@ def _draw_object(rng: np.random.Generator, shape: str, radius: float, centre: np
 
 
 def _outline(shape: str) -> tuple[list[tuple[int, np.ndarray]], list[np.ndarray]]:
-    """A shape in a circle of radius 1: areas with their brightness (0 cuts a hole), and strokes."""
+    """Return a shape in the unit circle: areas with their brightness (0 cuts a hole), and strokes."""
     if shape.startswith("star-"):
         points = int(shape[5:])
         star = _circle(2 * points)
@@ -209,13 +213,13 @@ def _outline(shape: str) -> tuple[list[tuple[int, np.ndarray]], list[np.ndarray]
 
 
 def _circle(points: int, turns: float = 1) -> np.ndarray:
-    """(points, 2) on the unit circle."""
+    """Return (points, 2) on the unit circle."""
     angles = np.linspace(0, 2 * math.pi * turns, points, endpoint=turns != 1)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def _draw_ground(rng: np.random.Generator, size: int, dark: bool) -> Image.Image:
-    """Blotches of one colour with strokes and specks of others that are as dark or as light as it."""
+    """Draw blotches of one color, with strokes and specks of other colors that are equally dark or light."""
     ground = _blotches(rng, size, _color(rng, dark), spread=40)
     fine = ground.resize((size * _FINE, size * _FINE), Image.Resampling.BILINEAR)
     draw = ImageDraw.Draw(fine)

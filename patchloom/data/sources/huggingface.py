@@ -1,6 +1,9 @@
-"""Data sets of the Hugging Face `datasets` library: a folder written by `save_to_disk`, or a name on the hub.
+"""Datasets of the Hugging Face `datasets` library.
 
-Images are read undecoded, so that a damaged one is named by file and row.
+    flowers/dataset_dict.json  flowers/train/…    a folder written by `save_to_disk`
+    hf:user/name                                  a dataset on the hub
+
+Images are read undecoded, so that errors can name the file and row of a damaged one.
 """
 
 import os
@@ -24,11 +27,11 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 
 class HubImages(ImageStore):
-    """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
+    """The image column of one split. `rows` is a `datasets.Dataset`, which supports pickling and forks."""
 
     def __init__(self, rows: Any, column: str, name: str, roots: Sequence[Path]) -> None:
         self._rows = rows
-        self._roots = tuple(roots)  # whose files rows may name
+        self._roots = tuple(roots)  # folders whose files rows may name
         self._column = column
         self._name = name
         self._files = [file["filename"] for file in rows.cache_files]
@@ -38,11 +41,11 @@ class HubImages(ImageStore):
         return len(self._rows)
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
         return decode(*self._data_and_place(index))
 
     def encoded(self, index: int) -> bytes:
-        """The image's bytes, from the table or from the file it points to."""
+        """Return the bytes of the image, from the table or from the file that it names."""
         return self._data_and_place(index)[0]
 
     def _data_and_place(self, index: int) -> tuple[bytes, str]:
@@ -59,11 +62,11 @@ class HubImages(ImageStore):
         raise DataError(f"{where}: the image is a file outside of {printable(self._roots[0])}; expected one in it")
 
     def where(self, index: int) -> str:
-        """Data set, split and row."""
+        """Return dataset, split and row."""
         return f"{self._name}, row {index}"
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Row of this very table (`datasets` numbers what is done to one), and size and time of its files."""
+        """Return the fingerprint of the table with the row, and the state of its files."""
         states = [file_state(file) for file in self._files]
         known = [state for state in states if state]
         if not known or len(known) < len(states):
@@ -73,44 +76,44 @@ class HubImages(ImageStore):
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
+    """Return whether `save_to_disk` wrote this folder."""
     return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))
 
 
 def open_huggingface(name: str) -> Source:
-    """A folder of `save_to_disk`, or a data set of the hub (which is downloaded if it is not cached)."""
+    """Open a folder of `save_to_disk`, or a dataset of the hub, which is downloaded if it is not cached."""
     try:
         import datasets
     except ImportError:
         raise UsageError(f"hf:{name} needs the datasets library; pip install 'patchloom[stream]'") from None
     folder = Path(name)
     try:
-        found = datasets.load_from_disk(name) if is_saved_dataset(folder) else datasets.load_dataset(name)
-    except Exception as error:  # network, hub, file system: each with its own errors
+        dataset = datasets.load_from_disk(name) if is_saved_dataset(folder) else datasets.load_dataset(name)
+    except Exception as error:  # network, hub and file system have different errors
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder") from error
-    splits = dict(found) if isinstance(found, dict) else {"train": found}
-    said = group_by_split(sorted(splits))
-    notes: tuple[str, ...] = (f"splits not used: {', '.join(said.unused)}",) if said.unused else ()
-    chosen = {"train": said.train, "val": said.val, "test": said.test}
-    # Rows may name files: those that were saved with them, or that the library downloaded.
+    splits = dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
+    groups = group_by_split(sorted(splits))
+    notes: tuple[str, ...] = (f"splits not used: {', '.join(groups.unused)}",) if groups.unused else ()
+    chosen = {"train": groups.train, "val": groups.val, "test": groups.test}
+    # Rows may name files that were saved with them or that the library downloaded.
     caches = [Path(datasets.config.HF_CACHE_HOME), Path(datasets.config.HF_DATASETS_CACHE)]
     roots = [folder] if folder.exists() else caches
-    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}", roots) for split, of in chosen.items() if of}
-    notes += tuple(note for _, more in found_in.values() for note in more)
-    listings = {split: listing for split, (listing, _) in found_in.items()}
+    opened = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}", roots) for split, of in chosen.items() if of}
+    notes += tuple(note for _, more in opened.values() for note in more)
+    listings = {split: listing for split, (listing, _) in opened.items()}
     title = f"{folder.name if folder.exists() else name} (Hugging Face)"
     return Source(title, listings["train"], listings.get("val"), notes, test=listings.get("test"))
 
 
 def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tuple[str, ...]]:
-    """The rows with their labels and levels, and notes."""
+    """Return the rows with their labels and levels, and notes."""
     import datasets
 
     kinds = {column: type(feature).__name__ for column, feature in rows.features.items()}
     image = next((column for column, kind in kinds.items() if kind == "Image"), None)
     if image is None:
-        raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
+        raise DataError(f"{name}: columns {', '.join(kinds)}; expected a column of images")
     undecoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
     images = HubImages(undecoded, image, name, roots)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)

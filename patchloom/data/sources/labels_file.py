@@ -1,10 +1,10 @@
-"""Pictures labelled by a file: path and label per line, in whatever form (see `label_table`, `label_columns`).
+"""Images labeled by a file with a path and a label per line (see `label_table`, `label_columns` for its forms).
 
-    photos/**/*.jpg + labels.csv             path,label[,coarse level …][,split], with a header or without
-    images/ + train.txt, val.txt, test.txt   one list per split: naming one of them takes the others too;
-                                             classes.csv or classes.txt beside them names class numbers
+    photos/**/*.jpg + labels.csv             path,label[,coarse level …][,split], with or without a header
+    images/ + train.txt, val.txt, test.txt   one list per split: passing one of them includes the others;
+                                             classes.csv or classes.txt next to them names class numbers
 
-What was understood is said in a note.
+A note reports how the file was interpreted.
 """
 
 import os
@@ -35,24 +35,24 @@ _SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|val|valid|validation|test|t
 
 @dataclass(frozen=True)
 class ListFile:
-    """A labels file: the tree it lies in, and its path there."""
+    """A labels file: its tree, and its path in that tree."""
 
     place: Tree
     path: str
 
     @property
     def name(self) -> str:
-        """Of the file, for messages."""
+        """Name of the file, for messages."""
         return printable(posixpath.basename(self.path))
 
     @property
     def folder(self) -> str:
-        """The folder it lies in, in its tree."""
+        """Folder of the file, in its tree."""
         return posixpath.dirname(self.path)
 
     @property
     def where(self) -> str:
-        """Its whole path, for messages."""
+        """Full path, for messages."""
         return f"{self.place.where}/{printable(self.path)}"
 
 
@@ -64,7 +64,7 @@ def open_labels_file(
     label_column: str | None = None,
     names: Path | None = None,
 ) -> Source:
-    """The pictures that a file on disk lists; their paths start from `root` or from the file's own folder."""
+    """Open the images that a file on disk lists, with paths relative to `root` or to the file's folder."""
     return open_listed(file, FolderTree(root) if root is not None else None, taxonomy, strict, label_column, names)
 
 
@@ -76,7 +76,7 @@ def open_listed(
     label_column: str | None = None,
     names: Path | None = None,
 ) -> Source:
-    """The pictures of a tree that a file lists, which lies on disk or, where it does not, in the tree itself."""
+    """Open the images of a tree that a file lists. The file is on disk or, if there is none, in the tree."""
     if os.path.isfile(file):
         listed = ListFile(FolderTree(file.parent), file.name)
     elif tree is not None and tree.is_file(file.as_posix()):
@@ -98,7 +98,7 @@ def open_list(
     *,
     whole: bool = True,
 ) -> Source:
-    """The pictures of `tree` that a labels file and its siblings list; `whole` says what of the tree they leave out."""
+    """Open the images of `tree` that a labels file and its siblings list. `whole` adds a note on unlisted images."""
     rows = _Rows(class_names=names_in(names) if names is not None else None)
     first = _read(listed, tree, label_column, strict, rows)
     if first.splits is None:
@@ -106,8 +106,8 @@ def open_list(
     notes = [*rows.notes]
     levels, more = _levels(rows.labels, rows.levels, listed.name)
     if whole and (unlisted := len(set(first.paths.images()) - set(rows.paths))):
-        images = "picture is" if unlisted == 1 else "pictures are"
-        more.append(f"{unlisted:,} {images} in {tree.name} but in no list; left out")
+        are = "image is" if unlisted == 1 else "images are"
+        more.append(f"{unlisted:,} {are} in {tree.name} but in no list; left out")
     classes = tuple(sorted({*rows.labels} - {""}, key=_natural))
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(label, UNLABELED) for label in rows.labels], dtype=np.int64)
@@ -121,9 +121,9 @@ def open_list(
 
 @dataclass
 class _Rows:
-    """What the lists say, a row per picture, and notes on it."""
+    """The content of the lists, one row per image, and notes."""
 
-    class_names: ClassNames | None = None  # of numbers, where a file of them was given
+    class_names: ClassNames | None = None  # of class numbers, if the user passed a file
     paths: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
@@ -133,75 +133,74 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Read:
-    """One list that was read."""
+    """The result of reading one list."""
 
     splits: list[str] | None
     paths: ListedPaths
 
 
 def _read(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, rows: _Rows) -> _Read:
-    """Add the pictures of one list to `rows`."""
+    """Add the images of one list to `rows`."""
     base = _folder_below(listed, tree)
     own_split = split_of(listed.name)
     paths = ListedPaths(tree, base, own_split)
     table = parse_table(listed.place.read(listed.path), listed.where, paths.finds)
     if not table.rows:
-        raise DataError(f"{listed.where}: the first line is {table.first_line!r} and no other; expected a picture each")
+        raise DataError(
+            f"{listed.where}: the first line is {table.first_line!r} and no other; expected one image per line"
+        )
     known = [rows.class_names] if rows.class_names else find_class_names([(listed.place, listed.folder), (tree, "")])
-    meant = _with_names(understand(table, label_column), known)
-    if why := meant.other_task():
+    columns = _with_names(understand(table, label_column), known)
+    if why := columns.other_task():
         raise DataError(
             f"{listed.where}: {why}; patchloom does not learn that yet. Expected one class per image: choose another "
             "column with --label-column, or name numbers with --names FILE"
         )
-    said = [f"{listed.name}: paths from column {table.name(table.paths)}", _classes_said(meant)]
-    said += [f"splits from {meant.split_column}"] if meant.split_column else []
-    said += [] if table.headed else ["no header"]
-    said += [f"separator {table.separated_by}"]
-    said += [f"read as {table.encoding}"] if table.encoding != "utf-8" else []
-    rows.notes.append(", ".join(said))
-    if meant.left_out:
-        shown = ", ".join(meant.left_out[:8]) + (" …" if len(meant.left_out) > 8 else "")
-        rows.notes.append(f"{listed.name}: columns not used: {shown}")
-    if meant.several:
-        several = f"{listed.name}: {meant.several:,} of {len(table.rows):,} rows have several labels"
+    rows.notes.append(_interpretation(listed.name, table, columns))
+    if columns.left_out:
+        unused = ", ".join(columns.left_out[:8]) + (" …" if len(columns.left_out) > 8 else "")
+        rows.notes.append(f"{listed.name}: columns not used: {unused}")
+    if columns.several:
+        several = f"{listed.name}: {columns.several:,} of {len(table.rows):,} rows have several labels"
         if strict:
-            raise DataError(f"{several}; expected one per picture")
-        rows.notes.append(f"{several}; the first counts")
-    _add(table, meant, paths, own_split, tree, strict, rows)
-    return _Read(meant.splits, paths)
+            raise DataError(f"{several}; expected one per image")
+        rows.notes.append(f"{several}; the first is used")
+    _add(table, columns, paths, own_split, tree, strict, rows)
+    return _Read(columns.splits, paths)
 
 
 def _add(
-    table: Table, meant: ColumnMeanings, paths: ListedPaths, own_split: str, tree: Tree, strict: bool, rows: _Rows
+    table: Table, columns: ColumnMeanings, paths: ListedPaths, own_split: str, tree: Tree, strict: bool, rows: _Rows
 ) -> None:
-    found = [paths.find(cell) for cell in table.column(table.paths)]
-    missing = [cell for cell, path in zip(table.column(table.paths), found, strict=True) if path is None]
+    resolved = [paths.find(cell) for cell in table.column(table.paths)]
+    missing = [cell for cell, path in zip(table.column(table.paths), resolved, strict=True) if path is None]
     if missing:
-        count = f"{len(missing):,} of {len(found):,}"
-        said = f"{table.title}: {count} files are not in {tree.where}, the first is {printable(missing[0])}"
-        if strict or len(missing) == len(found):
-            raise DataError(said if len(missing) < len(found) else f"{said}; the first line is {table.first_line!r}")
-        rows.notes.append(f"{said}; left out")
-    splits = meant.splits or [own_split] * len(found)
+        count = f"{len(missing):,} of {len(resolved):,}"
+        problem = f"{table.title}: {count} files are not in {tree.where}, the first is {printable(missing[0])}"
+        if strict or len(missing) == len(resolved):
+            raise DataError(
+                problem if len(missing) < len(resolved) else f"{problem}; the first line is {table.first_line!r}"
+            )
+        rows.notes.append(f"{problem}; left out")
+    splits = columns.splits or [own_split] * len(resolved)
     labels = dict(zip(rows.paths, rows.labels, strict=True))
-    seen = set(zip(rows.paths, rows.splits, strict=True))
+    known = set(zip(rows.paths, rows.splits, strict=True))
     start, twice = len(rows.paths), 0
-    for i, path in enumerate(found):
+    for i, path in enumerate(resolved):
         if path is None:
             continue
-        label = meant.labels[i]
+        label = columns.labels[i]
         if labels.setdefault(path, label) != label:
             two = f"{labels[path]!r} and {label!r}"
             raise DataError(f"{table.title}: {printable(path)} is listed twice, as {two}; expected one label")
-        if (path, splits[i]) in seen:
+        if (path, splits[i]) in known:
             twice += 1
             continue
-        seen.add((path, splits[i]))
+        known.add((path, splits[i]))
         rows.paths.append(path)
         rows.labels.append(label)
         rows.splits.append(splits[i])
-        for level, values in meant.levels.items():
+        for level, values in columns.levels.items():
             rows.levels.setdefault(level, [""] * start).append(values[i])
     for values in rows.levels.values():
         values += [""] * (len(rows.paths) - len(values))
@@ -209,26 +208,33 @@ def _add(
         rows.notes.append(f"{table.title}: {twice:,} row{'s' * (twice != 1)} repeated with the same label; merged")
 
 
-def _classes_said(meant: ColumnMeanings) -> str:
-    classes = len({*meant.labels} - {""})
-    return f"classes from {meant.said} ({classes})"
+def _interpretation(name: str, table: Table, columns: ColumnMeanings) -> str:
+    classes = len({*columns.labels} - {""})
+    facts = [f"{name}: paths from column {table.name(table.paths)}", f"classes from {columns.label_column} ({classes})"]
+    facts += [f"splits from {columns.split_column}"] if columns.split_column else []
+    facts += [] if table.headed else ["no header"]
+    facts += [f"separator {table.separated_by}"]
+    facts += [f"read as {table.encoding}"] if table.encoding != "utf-8" else []
+    return ", ".join(facts)
 
 
-def _with_names(meant: ColumnMeanings, files: Iterable[ClassNames]) -> ColumnMeanings:
-    """Class numbers by the names that a file, given or beside the list, gives them."""
-    if not meant.numbers:
-        return meant
+def _with_names(columns: ColumnMeanings, files: Iterable[ClassNames]) -> ColumnMeanings:
+    """Replace class numbers by the names in the first file that has a name for each of them."""
+    if not columns.numbers:
+        return columns
     for names in files:
-        known = names.of(meant.labels)
+        known = names.of(columns.labels)
         if known is None:
             continue
-        labels = [known.get(code, "") for code in meant.labels]
+        labels = [known.get(code, "") for code in columns.labels]
         levels = {}
-        for level, codes in meant.levels.items():
+        for level, codes in columns.levels.items():
             title, of = names.of_level(labels, codes) or (level, {})
             levels[title] = [of.get(code, code) for code in codes]
-        return replace(meant, labels=labels, levels=levels, said=f"{meant.said} named by {names.title}")
-    return meant
+        return replace(
+            columns, labels=labels, levels=levels, label_column=f"{columns.label_column} named by {names.title}"
+        )
+    return columns
 
 
 # Levels ---------------------------------------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ def _with_names(meant: ColumnMeanings, files: Iterable[ClassNames]) -> ColumnMea
 def _levels(
     labels: Sequence[str], columns: Mapping[str, Sequence[str]], title: str
 ) -> tuple[dict[str, Mapping[str, str]], list[str]]:
-    """The columns that form a tree above the classes, and notes on those that do not."""
+    """Return the columns that form a tree above the classes, and notes on those that do not."""
     levels: dict[str, Mapping[str, str]] = {}
     notes: list[str] = []
     for name in sorted(columns, key=lambda name: -len(set(columns[name]))):
@@ -254,7 +260,7 @@ def _levels(
 
 
 def _above(fine: Sequence[str], coarse: Sequence[str], of: str = "") -> tuple[dict[str, str], str]:
-    """fine → coarse, and why that is no tree, or ''."""
+    """Map fine to coarse classes, and return why that is not a tree, or ''."""
     mapping: dict[str, str] = {}
     for child, parent in zip(fine, coarse, strict=True):
         if child and parent and mapping.setdefault(child, parent) != parent:
@@ -264,7 +270,7 @@ def _above(fine: Sequence[str], coarse: Sequence[str], of: str = "") -> tuple[di
 
 
 def _natural(name: str) -> tuple[bool, int, str]:
-    """Numbers by their value, before words."""
+    """Return a sort key: numbers by value, before words."""
     return (not name.isdecimal(), int(name) if name.isdecimal() and len(name) < 19 else 0, name)
 
 
@@ -272,13 +278,13 @@ def _natural(name: str) -> tuple[bool, int, str]:
 
 
 def split_of(name: str) -> str:
-    """train, val or test, where the name of a list says so: train.txt, labels_val.csv; else ''."""
-    found = _SPLIT_WORD.search(posixpath.splitext(name.lower())[0])
-    return next((split for split, words in _SPLIT_WORDS.items() if found and found[0] in words), "")
+    """Return train, val or test if the name of a list contains it (train.txt, labels_val.csv), or else ''."""
+    word = _SPLIT_WORD.search(posixpath.splitext(name.lower())[0])
+    return next((split for split, words in _SPLIT_WORDS.items() if word and word[0] in words), "")
 
 
 def _read_siblings(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, rows: _Rows) -> None:
-    """Add the lists of the other splits that lie beside this one under the same name."""
+    """Add the lists of the other splits in the same folder, which differ from this one only in the split."""
     own = split_of(listed.name)
     if not own:
         return
@@ -290,15 +296,15 @@ def _read_siblings(listed: ListFile, tree: Tree, label_column: str | None, stric
         try:
             _read(sibling, tree, label_column, strict, rows)
         except PatchloomError as error:
-            rows.notes.append(f"{sibling.name} beside it is not used ({error})")
+            rows.notes.append(f"{sibling.name} is not used ({error})")
         taken.add(split)
     absent = [split for split in _SPLIT_WORDS if split not in taken]
     if absent:
-        rows.notes.append(f"beside {listed.name} there is no list for {' or '.join(absent)}")
+        rows.notes.append(f"next to {listed.name} there is no list for {' or '.join(absent)}")
 
 
 def _siblings(listed: ListFile) -> Iterator[ListFile]:
-    """Lists of the same name but for the split; then those that begin alike: places365_val.txt."""
+    """Yield lists that differ in the split only, then those with the same beginning: places365_val.txt."""
 
     def shape(name: str) -> tuple[str, str, str]:
         stem, suffix = posixpath.splitext(name.lower())
@@ -317,7 +323,7 @@ def _siblings(listed: ListFile) -> Iterator[ListFile]:
 
 
 def _folder_below(listed: ListFile, tree: Tree) -> str | None:
-    """The folder of the list as a path below the tree's root; None where it lies elsewhere than the pictures."""
+    """Return the folder of the list relative to the root of the tree, or None if it is the root or not on disk."""
     if listed.place is tree:
         return listed.folder or None
     if isinstance(listed.place, FolderTree) and isinstance(tree, FolderTree):

@@ -1,11 +1,13 @@
-"""Parquet files of encoded images: columns `image` (bytes, or a struct with `bytes`) and `label`.
+"""Parquet files of encoded images.
 
-Further columns, where present: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids),
-`boxes` with `labels` (one per box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
-`label_names`, `coarse_label_names` …, `ignore_index`) or Hugging Face's own. Splits come from the column, else
-from the file names (…train…, …val… or …test…).
+    flowers-train.parquet    columns image (bytes, or a struct with `bytes`) and label (a number or a name)
 
-Images stay encoded in arrow memory, which forked workers share; a pickled copy opens its files again.
+Optional columns: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids), `boxes` with
+`labels` (one per box). Class names come from the metadata of the schema: the key `dataset_info` (JSON with
+`label_names`, `coarse_label_names` …, `ignore_index`) or Hugging Face's. Splits come from the column, or else from the
+file names (…train…, …val… or …test…).
+
+Images stay encoded in arrow memory, which forked workers share. A pickled copy reopens its files.
 """
 
 from collections.abc import Sequence
@@ -27,14 +29,14 @@ from patchloom_runtime.untrusted import check_shape, parse_json
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
 MAX_CLASSES = 1_000_000
-# What pyarrow raises for files of any content.
+# The errors that pyarrow raises for damaged files.
 _FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
-_BOXES = "expected a list of x0, y0, x1, y1 each, and a class number for each in 'labels'"
-_SHOWN = 200  # letters of a message of pyarrow's
-_MOST_OF_SPLIT = 1_000  # characters
-# Images are compressed already: a file that unpacks to more than both is no data set.
+_BOXES = "expected lists of x0, y0, x1, y1, and one class number per box in 'labels'"
+_MAX_ERROR_LETTERS = 200  # of a message of pyarrow
+_MAX_SPLIT_LETTERS = 1_000  # of the name of a split
+# Images are compressed already: a file that expands to more than both is not a dataset.
 HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
-BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
+BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # per row of a dictionary column; of a few pages
 
 
 class ParquetImages(ImageStore):
@@ -53,7 +55,7 @@ class ParquetImages(ImageStore):
         if not self._image:
             raise DataError(f"{files[0]}: columns {', '.join(self.columns)}; expected one called 'image'")
         names = tuple(self.info.get("label_names", ()))
-        # A mask beside boxes holds instance ids; without boxes, class ids.
+        # With boxes, a mask holds instance ids; without boxes, class ids.
         self.tells_objects_apart = self._instance_masks = {"mask", "boxes"} <= set(self.columns)
         if "mask" in self.columns:
             self.mask_names = names
@@ -63,7 +65,7 @@ class ParquetImages(ImageStore):
         if self._instance_masks and len(names) != 2:
             raise DataError(f"{files[0]}: {len(names)} label_names; instance masks need background and one class")
         if self.object_names and not self._instance_masks and "labels" not in self.columns:
-            raise DataError(f"{files[0]}: column 'boxes' without 'labels'; expected a class number for each box")
+            raise DataError(f"{files[0]}: column 'boxes' without 'labels'; expected one class number per box")
 
     @cached_property
     def _tables(self) -> list[Any]:
@@ -76,7 +78,7 @@ class ParquetImages(ImageStore):
         return int(self._starts[-1])
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Number of the file and row in it."""
+        """Return the number of the file and the row in it."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
@@ -88,18 +90,18 @@ class ParquetImages(ImageStore):
             raise DataError(f"{self.where(index)}: column {column!r} cannot be read ({_line(error)})") from error
 
     def column(self, name: str) -> list[Any]:
-        """All values of a column."""
+        """Return all values of a column."""
         try:
             return [value for table in self._tables for value in table[name].to_pylist()]
         except _FAULTS as error:
             raise DataError(f"{self.files[0]}: column {name!r} cannot be read ({_line(error)})") from error
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """The image's bytes."""
+        """Return the bytes of the image."""
         return self._bytes(self._image, index)
 
     def _bytes(self, column: str, index: int) -> bytes:
@@ -110,109 +112,108 @@ class ParquetImages(ImageStore):
         return data
 
     def where(self, index: int) -> str:
-        """File and row."""
+        """Return file and row."""
         number, row = self._place(index)
         return f"{self.files[number]}, row {row}"
 
     def key(self, index: int) -> str:
-        """File name and row."""
+        """Return file name and row."""
         number, row = self._place(index)
         return f"{self.files[number].name}, row {row}"
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Row, and size and time of its file."""
+        """Return the row and the `file_state` of its file."""
         inside = [(number, str(row)) for number, row in map(self._place, rows)]
         return stamps_inside(self.files, self.home, inside)
 
     def mask(self, index: int) -> Mask | None:
-        """The decoded `mask`."""
+        """Decode the mask."""
         if not self.mask_names:
             return None
         ids = decode_ids(self._bytes("mask", index), f"{self.where(index)}, mask")
         return Mask((ids > 0).astype(np.uint8), ids) if self._instance_masks else Mask(ids, None)
 
     def boxes(self, index: int) -> np.ndarray | None:
-        """The row's `boxes`, each with its class."""
+        """Return the boxes of the row, each with its class."""
         if not self.object_names:
             return None
         boxes, labels = self._value("boxes", index), 0 if self._instance_masks else self._value("labels", index)
         try:
             if np.array(boxes).dtype.kind not in "iuf" or np.array(labels).dtype.kind not in "iuf":
-                raise ValueError("of other values than numbers")
+                raise ValueError("values that are not numbers")
             corners = np.array(boxes, dtype=np.int64)
             if not len(corners):
                 return np.zeros((0, 5), dtype=np.int64)
             numbers = np.array(labels, dtype=np.int64)
-            found = np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
+            rows = np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise DataError(f"{self.where(index)}: no boxes ({_line(error)}); {_BOXES}") from error
-        if found.shape[1] != 5:
-            raise DataError(f"{self.where(index)}: no boxes (of {found.shape[1] - 1} numbers); {_BOXES}")
-        return found
+        if rows.shape[1] != 5:
+            raise DataError(f"{self.where(index)}: no boxes ({rows.shape[1] - 1} numbers each); {_BOXES}")
+        return rows
 
 
 def open_parquet(files: Sequence[Path], name: str) -> Source:
-    """The data set in `files`, its splits told by a column `split` or by the file names."""
+    """Open a dataset of parquet files. Splits come from a column `split` or from the file names."""
     by_name = name_files(files)
-    said = group_by_split(list(by_name))
-    train = ParquetImages([by_name[file] for file in said.train])
+    groups = group_by_split(list(by_name))
+    train = ParquetImages([by_name[file] for file in groups.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
         own, val, test, others = listings_by_split(listing, _splits(train))
         return Source(name, own, val, notes + others, test=test)
-    if said.unused:
-        notes += (f"not used: {', '.join(said.unused)}",)
+    if groups.unused:
+        notes += (f"not used: {', '.join(groups.unused)}",)
     held_out: list[Listing | None] = []
-    for files_of_split in (said.val, said.test):
-        found = _listing(ParquetImages([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
-        held_out.append(found[0])
-        notes += found[1]
+    for files_of_split in (groups.val, groups.test):
+        opened = _listing(ParquetImages([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
+        held_out.append(opened[0])
+        notes += opened[1]
     return Source(name, listing, held_out[0], notes, test=held_out[1])
 
 
 def _listing(images: ParquetImages) -> tuple[Listing, tuple[str, ...]]:
-    """The rows with their labels and levels, and notes."""
+    """Return the rows with their labels and levels, and notes."""
     rows = np.arange(len(images))
     column = next((name for name in _LABEL_COLUMNS if name in images.columns), None)
     if column is None:
         names = images.object_names or images.mask_names
         return Listing(images, rows, np.full(len(rows), UNLABELED), names), ()
     labels, names = _numbered(images, column, "label_names")
-    beside = level_columns(images.columns)
-    columns = {level: _numbered(images, of, f"{of}_names") for level, of in beside.items()}
+    columns = {level: _numbered(images, of, f"{of}_names") for level, of in level_columns(images.columns).items()}
     levels, notes = levels_of_columns(labels, names, columns, images.where)
     return Listing(images, rows, labels, names, levels), notes
 
 
 def _splits(images: ParquetImages) -> list[str]:
-    """What the column `split` says of each row."""
+    """Return the split of each row."""
     values = images.column("split")
-    if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MOST_OF_SPLIT]:
+    if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MAX_SPLIT_LETTERS]:
         raise DataError(f"{images.files[0]}: column 'split' has {_start_of(long[0])}…, expected names such as train")
     return list(map(str, values))
 
 
 def _start_of(value: Any) -> str:
-    """As much of a value as a message can hold; a cell may have gigabytes."""
+    """Return the start of a value for a message; a cell may have gigabytes."""
     return repr(value[:60] if isinstance(value, str | bytes) else value)[:60]
 
 
 def _numbered(images: ParquetImages, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A label column as numbers and names; strings are numbered in their sorted order."""
+    """Return a label column as numbers and names. Strings are numbered in sorted order."""
     values = images.column(column)
-    if names_key != "label_names" and names_key not in images.info:  # numbers of a level may be any
+    if names_key != "label_names" and names_key not in images.info:  # a level may have any numbers
         values = [None if value is None else str(value) for value in values]
-    given = [value for value in values if value is not None]
-    if given and isinstance(given[0], str):
-        names = tuple(sorted(set(given)))
+    filled = [value for value in values if value is not None]
+    if filled and isinstance(filled[0], str):
+        names = tuple(sorted(set(filled)))
         number = {name: i for i, name in enumerate(names)}
         return np.array([UNLABELED if v is None else number[v] for v in values], dtype=np.int64), names
-    if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
+    if invalid := [value for value in filled if type(value) is not int or value >= MAX_CLASSES]:
         raise DataError(
-            f"{images.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
+            f"{images.files[0]}: column {column!r} has {_start_of(invalid[0])}, expected names, or numbers from 0 to "
             f"{MAX_CLASSES - 1:,}"
         )
-    names = tuple(images.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
+    names = tuple(images.info.get(names_key, ())) or tuple(str(i) for i in range(max(filled, default=-1) + 1))
     labels = np.array([UNLABELED if value is None else value for value in values], dtype=np.int64)
     outside = np.flatnonzero((labels < UNLABELED) | (labels >= len(names)))
     if len(outside):
@@ -222,7 +223,7 @@ def _numbered(images: ParquetImages, column: str, names_key: str) -> tuple[np.nd
 
 
 def _metadata(schema: Any, file: Path) -> dict[str, Any]:
-    """`dataset_info`, or the same facts from Hugging Face's description of the columns."""
+    """Return `dataset_info`, or the same facts from Hugging Face's description of the columns."""
     stored = schema.metadata or {}
     key = b"dataset_info" if b"dataset_info" in stored else b"huggingface"
     try:
@@ -249,8 +250,8 @@ def _hugging_face_facts(info: Any) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    """What pyarrow says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:_SHOWN]
+    """Return the message of pyarrow in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:_MAX_ERROR_LETTERS]
 
 
 def _read(file: Path) -> Any:
@@ -261,12 +262,14 @@ def _read(file: Path) -> Any:
     try:
         refuse_special(file, str(file), "a parquet file")
         about = pyarrow.parquet.read_metadata(file)
-        if not about.num_columns:  # which pyarrow, asked to read it, ends the process for
+        if not about.num_columns:  # pyarrow would abort the process
             raise DataError(f"{file}: a table without columns; expected images")
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
         size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
         if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
-            raise DataError(f"{file}: {size:,} bytes that unpack to {unpacked:,}; no data set of images does. Refused")
+            raise DataError(
+                f"{file}: {size:,} bytes that expand to {unpacked:,}, which no dataset of images does. Refused"
+            )
         _read_first_rows(file)
         return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
     except _FAULTS as error:
@@ -274,7 +277,7 @@ def _read(file: Path) -> Any:
 
 
 def _read_first_rows(file: Path) -> None:
-    """One row of each group: asked about a damaged column before it is read, pyarrow ends the process."""
+    """Read one row of each group. For some damaged columns pyarrow aborts the process unless they are read first."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file) as table:
@@ -283,13 +286,13 @@ def _read_first_rows(file: Path) -> None:
 
 
 def _stored_once(groups: Sequence[Any]) -> list[str]:
-    """Columns whose equal values are stored once: kept so, or a few kilobytes would unpack to gigabytes."""
+    """Return columns that store equal values once, to be read the same way: expanded, they could take gigabytes."""
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     return sorted({chunk.path_in_schema for chunk in chunks if _holds_numbers_of_values(chunk)})
 
 
 def _holds_numbers_of_values(chunk: Any) -> bool:
-    """Whether the rows of a chunk take so few bytes that they can only be numbers of values in its dictionary."""
+    """Return whether the rows of a chunk are so small that they can only index its dictionary."""
     if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page or not chunk.num_values:
         return False
     rows = chunk.total_compressed_size - (chunk.data_page_offset - chunk.dictionary_page_offset)

@@ -1,6 +1,8 @@
-"""Standard data sets in the layout torchvision keeps them in, with the splits the papers use.
+"""Standard datasets in torchvision's layout, with the splits that papers use.
 
-torchvision finds, checks and (only when asked) downloads them; files are then read like any others.
+    torchvision:cifar10@/data      /data/cifar-10-batches-py/…, as torchvision.datasets.CIFAR10(root="/data") has it
+
+torchvision finds, verifies and (only on request) downloads them; their files are then read like any others.
 """
 
 import pickle
@@ -19,7 +21,7 @@ from patchloom_runtime.errors import DataError, UsageError, nearest
 
 # name → (class in torchvision.datasets, its train splits, its test split)
 _BY_PATH: dict[str, tuple[str, tuple[str, ...], str]] = {
-    # 2,040 and 6,149 pictures, as DeiT and ResMLP transfer to it.
+    # 2,040 and 6,149 images, as in the transfer experiments of DeiT and ResMLP.
     "flowers102": ("Flowers102", ("train", "val"), "test"),
     "stanford_cars": ("StanfordCars", ("train",), "test"),
     "food101": ("Food101", ("train",), "test"),
@@ -32,13 +34,13 @@ NAMES = tuple(sorted((*_BY_PATH, *_CIFAR, *_FOLDERS)))
 
 
 def open_torchvision(name: str, root: Path | None, *, download: bool = False) -> Source:
-    """The set called `name` under `root`; it is downloaded only with `download`."""
+    """Open the dataset `name` in `root`. It is downloaded only with `download`."""
     if name not in NAMES:
-        raise UsageError(f"no torchvision set {name!r}; known are {', '.join(NAMES)}.{nearest(name, NAMES)}")
+        raise UsageError(f"no torchvision dataset {name!r}; known are {', '.join(NAMES)}.{nearest(name, NAMES)}")
     if root is None:
-        raise UsageError(f"{name} needs the folder it lies in: torchvision:{name}@/path/to/root, or root=")
+        raise UsageError(f"{name} needs its folder: torchvision:{name}@/path/to/root, or root=")
     if not root.is_dir() and not download:
-        raise UsageError(f"{name}: {root} is not a folder; expected torchvision's copy of the set in it")
+        raise UsageError(f"{name}: {root} is not a folder; expected torchvision's copy of the dataset in it")
     title = f"{name} (torchvision)"
     if name in _FOLDERS:
         return Source(title, *_folder_splits(name, root))
@@ -65,13 +67,13 @@ def _construct(name: str, class_name: str, root: Path, download: bool, **options
 
 
 def _folder_splits(name: str, root: Path) -> tuple[Listing, Listing, tuple[str, ...]]:
-    """Sets that are plain class folders; iNaturalist's folder names carry its taxonomy."""
+    """Open datasets of plain class folders. The folder names of iNaturalist contain its taxonomy."""
     splits = _FOLDERS[name]
     for split in splits:
         if not (root / split).is_dir():
             raise UsageError(
                 f"{name} is not complete in {root}: no folder {split}; "
-                f"expected {' and '.join(splits)}, each with a folder for each class"
+                f"expected {' and '.join(splits)}, each with one folder per class"
             )
     (train, notes), (val, val_notes) = (list_classes(root, split, {}) for split in splits)
     if name == "inaturalist":
@@ -81,7 +83,7 @@ def _folder_splits(name: str, root: Path) -> tuple[Listing, Listing, tuple[str, 
 
 
 def _inaturalist_levels(folders: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Levels by the words of '00001_kingdom_phylum_…'; a genus of two kingdoms (Prunella) is told apart by its path."""
+    """Return the levels in '00001_kingdom_phylum_…'. A genus in two kingdoms (Prunella) is named by its path."""
     pieces = {folder: folder.split("_") for folder in folders}
     levels = {}
     for i, level in enumerate(_INATURALIST_LEVELS, start=1):
@@ -92,22 +94,22 @@ def _inaturalist_levels(folders: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _cifar(name: str, root: Path, train: bool, download: bool) -> Listing:
-    found = _construct(name, _CIFAR[name], root, download, train=train)
-    labels = np.array(found.targets, dtype=np.int64)
-    names = tuple(found.classes)
+    dataset = _construct(name, _CIFAR[name], root, download, train=train)
+    labels = np.array(dataset.targets, dtype=np.int64)
+    names = tuple(dataset.classes)
     split = "train" if train else "test"
     levels = {}
     if name == "cifar100":
-        # torchvision drops the 20 superclasses; these are the files whose checksums it has just verified.
-        folder = root / found.base_folder
+        # torchvision drops the 20 superclasses. It has just verified the checksums of these files.
+        folder = root / dataset.base_folder
         coarse = _unpickle(folder / split)["coarse_labels"]
-        coarse_names = _unpickle(folder / found.meta["filename"])["coarse_label_names"]
-        levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(found.targets, coarse, strict=True)}}
-    return Listing(ArrayImages(found.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels)
+        coarse_names = _unpickle(folder / dataset.meta["filename"])["coarse_label_names"]
+        levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(dataset.targets, coarse, strict=True)}}
+    return Listing(ArrayImages(dataset.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels)
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads what CIFAR's files hold, dicts and lists of numbers and names; anything else could run code."""
+    """Unpickler for CIFAR's files: dicts and lists of numbers and names. Anything else could run code."""
 
     allowed = frozenset(
         {
@@ -121,9 +123,9 @@ class _ArraysOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        """The few globals numpy's arrays need."""
+        """Return one of the few globals that numpy arrays need."""
         if (module, name) not in self.allowed:
-            raise DataError(f"would call {module}.{name}, which no data set needs. Refused; download the set again")
+            raise DataError(f"would call {module}.{name}, which no dataset needs. Refused; download the dataset again")
         return super().find_class(module, name)
 
 

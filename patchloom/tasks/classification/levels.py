@@ -117,7 +117,7 @@ def open_leveled(
 ) -> LevelData:
     """Open data with its own levels or those of a run's taxonomy file; raise UsageError without levels, if `needed`."""
     remembered = (recorded_reading(folder, data) for folder in runs_by_name(runs).values())
-    own = next((each for each in remembered if each.given()), AS_IT_IS)
+    own = next((each for each in remembered if each.chosen()), AS_IT_IS)
     splits = open_data(data, strict=strict, reading=reading.filled_from(own))
     if needed and not splits.classes.levels:
         raise UsageError(

@@ -135,9 +135,9 @@ def test_memory_does_not_grow_with_requests(two: Server) -> None:
                 return 0
         return two.ask("POST", path, bodies[number % 4])[0]
 
-    def resident() -> int:
+    def resident() -> float:
         text = two.ask("GET", "/metrics")[2].decode()
-        return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("patchloom_memory_bytes{"))
+        return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("patchloom_memory_bytes{"))
 
     with ThreadPoolExecutor(8) as pool:
         assert max(pool.map(ask, range(2000))) < 500
