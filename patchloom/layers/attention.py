@@ -1,6 +1,7 @@
-"""Attention between patches (ViT), with talking heads (CaiT), and of class tokens over patches (CaiT, PatchConvNet).
+"""Self-attention (ViT), talking-heads attention (CaiT), and class attention (CaiT, PatchConvNet).
 
-The weights are not kept: `record_attention` switches the fused kernel off and hands them out while it is open.
+Letters: B images, N patches, T class tokens or queries, H heads, d channels per head, C = H·d.
+Fused kernels do not return attention weights; inside `record_attention` they are computed and collected.
 """
 
 from collections.abc import Iterator
@@ -14,31 +15,30 @@ from patchloom.layers.kernels import aligned, usable, usable_without_gradients
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.token_mixing import TokenLinear
 
-MOST_KEYS = 1024  # of a row that one program of the kernel of talking heads holds
-MOST_TOKENS = 256  # that one program of the kernel of the whole attention holds
+MOST_KEYS = 1024  # limit of the kernel `talking_heads`
+MOST_TOKENS = 256  # limit of the kernel `talking_attention`
 
 
 class Attend(nn.Module):
-    """softmax(QKᵀ/√d)·V, fused unless somebody wants to see the weights."""
+    """softmax(QKᵀ/√d)·V, fused unless the weights are being recorded."""
 
     def __init__(self) -> None:
         super().__init__()
         self.recorded: list[Tensor] | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None = None, causal: bool = False) -> Tensor:
-        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d).
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """(B, H, T, d), (B, H, N, d), (B, H, N, d) → (B, T, H·d).
 
-        `seen` is True where a query may look, of a shape that broadcasts to (B, H, T, N); `causal` hides what comes
-        after the query.
+        `mask`, broadcastable to (B, H, T, N), is True where a query may attend. `causal` masks keys after the query.
         """
         if self.recorded is None:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         else:
             logits = self.logits(q, k)
             if causal:
-                seen = logits.new_ones(logits.shape[-2:], dtype=torch.bool).tril()
-            if seen is not None:
-                logits = logits.masked_fill(~seen, -torch.inf)
+                mask = logits.new_ones(logits.shape[-2:], dtype=torch.bool).tril()
+            if mask is not None:
+                logits = logits.masked_fill(~mask, -torch.inf)
             weights = logits.softmax(dim=-1)
             self.recorded.append(weights.detach())
             out = weights @ v
@@ -51,7 +51,7 @@ class Attend(nn.Module):
 
 
 class Attention(Attend):
-    """Multi-head self-attention of all tokens."""
+    """Multi-head self-attention."""
 
     def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -67,16 +67,16 @@ class Attention(Attend):
         return F.dropout(out, self.dropout) if self.dropout and self.training else out
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
-        """Take over a preceding weight · x + bias."""
+        """Fold a preceding weight · x + bias. Returns the factor to apply after the layer."""
         return fold_input_(self.qkv, weight, bias)
 
     def absorb_output_(self, scale: Tensor) -> None:
-        """Take over a following scale · x."""
+        """Fold a following scale · x."""
         fold_output_(self.proj, scale)
 
 
 class TalkingHeadsAttention(Attention):
-    """Heads mixed by a matrix before and after the softmax; like tokens, they are multiplied from the left."""
+    """Attention whose heads are mixed by a matrix before and after the softmax."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(dim, heads)
@@ -94,7 +94,7 @@ class TalkingHeadsAttention(Attention):
         return super().forward(tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
-        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d); of an image every patch is seen."""
+        """(B, H, T, d), (B, H, N, d), (B, H, N, d) → (B, T, H·d), without masks."""
         t, n = q.shape[2], k.shape[2]
         if kernel := usable(q) and n <= MOST_KEYS:
             q, k, v = (aligned(each, -2) for each in (q, k, v))
@@ -104,20 +104,20 @@ class TalkingHeadsAttention(Attention):
         return (weights @ v)[:, :, :t].transpose(1, 2).flatten(2)
 
     def _weights(self, logits: Tensor) -> Tensor:
-        """(B, H, T, N), mixed, as probabilities, and mixed again."""
+        """Mix heads, softmax, mix heads: (B, H, T, N) → (B, H, T, N)."""
         weights = self.before(logits.flatten(2)).view_as(logits).softmax(dim=-1)
         return self.after(weights.flatten(2)).view_as(weights)
 
-    def _by_kernel(self, logits: Tensor, seen: int) -> Tensor:
-        """The same of the first `seen` keys."""
+    def _by_kernel(self, logits: Tensor, num_keys: int) -> Tensor:
+        """Return the same for the first `num_keys` keys; the others are padding."""
         from patchloom.layers.kernels.talking_heads import talking_heads
 
         before, after = self.before, self.after
-        return talking_heads(logits, before.weight, before.bias, after.weight, after.bias, seen)
+        return talking_heads(logits, before.weight, before.bias, after.weight, after.bias, num_keys)
 
 
 class ClassAttention(Attend):
-    """Class tokens as queries over themselves and the patches, or over the patches alone."""
+    """Attention of class tokens over themselves and the patches, or over the patches alone."""
 
     def __init__(self, dim: int, heads: int, *, class_in_keys: bool = True) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class ClassAttention(Attend):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, classes: int) -> Tensor:
-        """(B, T+N, C), the T class tokens first → (B, T, C)."""
+        """(B, T+N, C), class tokens first → (B, T, C)."""
         keys = tokens if self.class_in_keys else tokens[:, classes:]
         q = self._split(self.q(tokens[:, :classes]))
         return self.proj(self.attend(q, self._split(self.k(keys)), self._split(self.v(keys))))
@@ -137,21 +137,21 @@ class ClassAttention(Attend):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, ·, d)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
-        """Take over a preceding weight · x + bias."""
+        """Fold a preceding weight · x + bias. Returns the factor to apply after the layer."""
         fold_input_(self.q, weight, bias)
         fold_input_(self.k, weight, bias)
         return fold_input_(self.v, weight, bias)
 
     def absorb_output_(self, scale: Tensor) -> None:
-        """Take over a following scale · x."""
+        """Fold a following scale · x."""
         fold_output_(self.proj, scale)
 
 
 @contextmanager
 def record_attention(network: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """Attention weights of every layer while the context is open.
+    """Record the attention weights of every layer while the context is open.
 
-    Yields a dict that fills up as the network runs: layer name → one (B, heads, queries, keys) tensor a call.
+    Yields a dict that is filled as the network runs: layer name → list of (B, heads, queries, keys), one per call.
     """
     layers = {name: module for name, module in network.named_modules() if isinstance(module, Attend)}
     maps: dict[str, list[Tensor]] = {name: [] for name in layers}

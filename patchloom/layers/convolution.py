@@ -1,6 +1,6 @@
-"""Mixing neighbours by 3×3 convolutions: ResMLP's and sMLPNet's local layers, PatchConvNet's trunk.
+"""Mixing of neighbors by 3×3 convolutions: ResMLP's and sMLPNet's local layers, PatchConvNet's trunk.
 
-Maps are (B, H, W, C) with channels last in memory, so a convolution sees them without a copy and a linear layer too.
+Maps are (B, H, W, C) with channels last in memory, so neither convolutions nor linear layers copy them.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from patchloom.layers.resample import Grid
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3×3 convolution that keeps the size, on channels-last maps."""
+    """A 3×3 convolution of channels-last maps that keeps their size."""
 
     def __init__(self, dim: int, *, depthwise: bool, bias: bool = True) -> None:
         super().__init__(dim, dim, 3, padding=1, groups=dim if depthwise else 1, bias=bias)
@@ -26,11 +26,11 @@ class Conv3x3(nn.Conv2d):
         return super().forward(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def unbiased(self, maps: Tensor) -> Tensor:
-        """The same without its bias, which a GPU adds in a pass of its own: whoever comes next adds it as it reads."""
+        """Return the convolution without its bias, which a GPU adds in a separate pass: the next layer can fuse it."""
         return F.conv2d(maps.permute(0, 3, 1, 2), self.weight, padding=1, groups=self.groups).permute(0, 2, 3, 1)
 
     def activated(self, maps: Tensor) -> Tensor:
-        """GELU of the convolution."""
+        """Return GELU(self(maps)): (B, H, W, C) → (B, H, W, C)."""
         if self.bias is None or not usable_uncompiled(maps, self.bias):
             return F.gelu(self(maps))
         from patchloom.layers.kernels.gelu import affine_gelu
@@ -38,14 +38,14 @@ class Conv3x3(nn.Conv2d):
         return affine_gelu(self.unbiased(maps), None, self.bias)
 
     def absorb_output_(self, scale: Tensor, shift: Tensor | None = None) -> None:
-        """Take over a following scale · x + shift."""
+        """Fold a following scale · x + shift."""
         bias = torch.zeros_like(scale) if self.bias is None else self.bias * scale
         self.weight.mul_(scale.view(-1, 1, 1, 1))
         self.bias = nn.Parameter(bias if shift is None else bias + shift)
 
 
 class TokenConv(nn.Module):
-    """3×3 convolution between the patches of a grid in place of ResMLP's matrix (table 3)."""
+    """A 3×3 convolution over the patch grid in place of ResMLP's matrix (table 3)."""
 
     def __init__(self, dim: int, grid: Grid, kind: Literal["conv", "depthwise", "separable"]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class TokenConv(nn.Module):
         return mixed if self.pointwise is None else self.pointwise(mixed)
 
     def absorb_output_(self, scale: Tensor) -> None:
-        """Take over a following scale · x."""
+        """Fold a following scale · x."""
         if self.pointwise is None:
             self.spatial.absorb_output_(scale)
         else:
@@ -67,7 +67,7 @@ class TokenConv(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels gated by a small network of their averages."""
+    """Squeeze-and-excite: gate channels by a small network of their means."""
 
     def __init__(self, dim: int, *, ratio: float = 0.25) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ class SqueezeExcite(nn.Module):
         return maps * self.gate(maps.mean(dim=(1, 2)))[:, None, None, :]
 
     def gate(self, means: Tensor) -> Tensor:
-        """(B, C) → (B, C), how far each channel is let through."""
+        """Return the gates, 0 to 1: (B, C) → (B, C)."""
         return torch.sigmoid(self.expand(F.relu(self.reduce(means))))
 
 
 class PatchConv(nn.Module):
-    """1×1, GELU, depth-wise 3×3, GELU, squeeze-and-excite, 1×1 (PatchConvNet's trunk)."""
+    """1×1, GELU, depthwise 3×3, GELU, squeeze-and-excite, 1×1 (PatchConvNet's block)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class PatchConv(nn.Module):
         return self.last(self.gate(F.gelu(maps)))
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y) without gradients, where there are kernels for it; otherwise None."""
+        """Return x + self(y) by kernels for inference, or None if they do not apply."""
         if scale is not None or self.spatial.bias is None or not usable_without_gradients(y, self.last.weight):
             return None
         from patchloom.layers.kernels.gated_linear import gated_linear
@@ -112,9 +112,9 @@ class PatchConv(nn.Module):
         return gated_linear(x.flatten(1, 2), maps, self.gate.gate(means), last.weight, last.bias).view_as(x)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
-        """Take over a preceding weight · x + bias."""
+        """Fold a preceding weight · x + bias. Returns the factor to apply after the layer."""
         return fold_input_(self.first, weight, bias)
 
     def absorb_output_(self, scale: Tensor) -> None:
-        """Take over a following scale · x."""
+        """Fold a following scale · x."""
         fold_output_(self.last, scale)

@@ -1,4 +1,4 @@
-"""How weights start: the authors' rules for each family."""
+"""Weight initialization as in the authors' code of each family."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from patchloom.layers.token_mixing import AcrossPositions, TokenMLP
 
 
 def truncated_normal_(network: nn.Module, *, std: float = 0.02) -> None:
-    """Linear weights, tokens and positions N(0, std) cut at ±2, biases 0; convolutions as PyTorch starts them."""
+    """Set linear weights, tokens and positions to N(0, std) cut at ±2 and biases to 0. Convolutions keep PyTorch's."""
     for module in network.modules():
         if isinstance(module, nn.Linear | AcrossPositions):
             nn.init.trunc_normal_(module.weight, std=std)
@@ -23,7 +23,7 @@ def truncated_normal_(network: nn.Module, *, std: float = 0.02) -> None:
 
 
 def lecun_normal_(network: nn.Module) -> None:
-    """Weights truncated normal of variance 1/inputs, biases 0, as Flax starts its layers (Mixer)."""
+    """Set weights to a truncated normal of variance 1/inputs and biases to 0, as Flax does (Mixer)."""
     for module in network.modules():
         if isinstance(module, nn.Linear | PatchProjection):
             _lecun(module.weight, module.weight[0].numel())
@@ -37,5 +37,5 @@ def lecun_normal_(network: nn.Module) -> None:
 
 
 def _lecun(weight: torch.Tensor, inputs: int) -> None:
-    std = inputs**-0.5 / 0.87962566  # the deviation of a standard normal cut at ±2
+    std = inputs**-0.5 / 0.87962566  # standard deviation of a standard normal cut at ±2
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

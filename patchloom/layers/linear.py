@@ -1,7 +1,7 @@
-"""Folding what is affine into the linear layer beside it: once for inference (RM-5), or at every training step.
+"""Fold affine operations into an adjacent linear layer: once for inference (RM-5), or at every training step.
 
-A folded layer keeps nothing but its input for the backward pass: the gradients of the weight, bias and scale beside it
-follow from the gradient of the folded matrix.
+A folded layer saves only its input for the backward pass: the gradients of the folded weight, bias and scale follow
+from the gradient of the folded matrix.
 """
 
 import torch
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 
 class ShiftedLinear(nn.Linear):
-    """A linear layer of x + shift, one learned number that starts at 0: what Fixup adds before a layer."""
+    """A linear layer of x + shift, where shift is one learned number that starts at 0 (Fixup)."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        """With the weights of `linear` itself."""
+        # Shares the weights of `linear`.
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
@@ -25,38 +25,38 @@ class ShiftedLinear(nn.Linear):
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """As a product under autocast sees it."""
+    """Return x in the dtype that autocast uses for matrix products."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def as_it_acts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a plain linear layer that does the same."""
+    """Return weight and bias of an equivalent nn.Linear."""
     if isinstance(linear, ShiftedLinear):
         return linear.weight, linear.bias + linear.weight.sum(dim=1) * linear.shift
     return linear.weight, linear.bias
 
 
 def fold_input(linear: nn.Linear, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the linear layer that does on x what `linear` does on weight · x + bias."""
+    """Return weight and bias of the layer x ↦ linear(weight · x + bias)."""
     own, own_bias = as_it_acts(linear)
     return own * weight, own_bias + own @ bias
 
 
 def fold_output(linear: nn.Linear, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the linear layer that gives scale · linear(x)."""
+    """Return weight and bias of the layer x ↦ scale · linear(x)."""
     weight, bias = as_it_acts(linear)
     return weight * scale.unsqueeze(-1), bias * scale
 
 
 def fold_input_(linear: nn.Linear, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same for good. Returns the factor still owed after the layer: 1."""
+    """Fold weight · x + bias into `linear` in place. Returns the factor to apply after the layer: 1."""
     _set(linear, *fold_input(linear, weight, bias))
     return weight.new_ones(1)
 
 
 def fold_output_(linear: nn.Linear, scale: Tensor) -> None:
-    """The same for good."""
+    """Fold a following scale into `linear` in place."""
     _set(linear, *fold_output(linear, scale))
 
 

@@ -1,4 +1,4 @@
-"""Channel mixing: a two-layer perceptron applied to each position."""
+"""Channel mixing: a two-layer MLP applied at each position."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -32,9 +32,9 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """The activation of a tensor nobody else reads.
+    """Apply an activation to a tensor that nothing else reads.
 
-    Without gradients it overwrites x: on a CPU a fresh hidden tensor costs more (page faults) than the GELU itself.
+    Without gradients this overwrites x: on a CPU, page faults of a new hidden tensor cost more than the GELU itself.
     """
     out_of_place, in_place = ACTIVATIONS[name]
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.requires_grad:
@@ -43,7 +43,7 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 def activated(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-    """The activation of a linear layer; a GELU for inference on a GPU is the end of the product itself."""
+    """Return activation(linear(x)). For inference on a GPU, linear and GELU are one operation."""
     if name in ("gelu", "gelu_tanh") and type(linear) is nn.Linear and usable_without_gradients(x, linear.weight):
         from patchloom.layers.kernels.linear_gelu import linear_gelu
 
@@ -62,56 +62,54 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
-        found = self._by_kernels(x, as_it_acts(self.fc1), as_it_acts(self.fc2))
-        if found is not None:
-            return found
+        if (out := self._by_kernels(x, as_it_acts(self.fc1), as_it_acts(self.fc2))) is not None:
+            return out
         hidden = activated(self.activation, self.fc1, x)  # (..., hidden)
         return self._drop(self.fc2(self._drop(hidden)))
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y), where the second layer has no bias and its product can begin with x; otherwise None."""
+        """Return x + self(y) if the second layer has no bias, so that its product can start from x; otherwise None."""
         if scale is not None or self.fc2.bias is not None or not usable_without_gradients(x, self.fc2.weight):
             return None
         hidden = activated(self.activation, self.fc1, y)
         return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), self.fc2.weight.T).view_as(x)
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
-        """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
+        """Return scale · self(weight · x + bias), with `norm` = (weight, bias) and scale folded into the two layers."""
         inner = as_it_acts(self.fc1) if norm is None else fold_input(self.fc1, *norm)
         outer = fold_output(self.fc2, scale)
-        found = self._by_kernels(x, inner, outer)
-        if found is not None:
-            return found
+        if (out := self._by_kernels(x, inner, outer)) is not None:
+            return out
         hidden = activate(self.activation, F.linear(x, *inner))
         return self._drop(F.linear(self._drop(hidden), *outer))
 
     def _by_kernels(
         self, x: Tensor, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor | None]
     ) -> Tensor | None:
-        """With the weights and biases given, in training on a GPU; otherwise None."""
+        """Return the output with these weights and biases if training on a GPU, otherwise None."""
         gelu = self.activation in ("gelu", "gelu_tanh") and not (self.dropout and self.training)
         trains = torch.is_grad_enabled() and outer[1] is not None
         if not (gelu and trains and x.is_cuda and usable(low := as_autocast(x))):
             return None
         from patchloom.layers.kernels.gelu_mlp import GeluMLP
 
-        found: Tensor = GeluMLP.apply(low, *inner, *outer, self.activation == "gelu_tanh")
-        return found
+        out: Tensor = GeluMLP.apply(low, *inner, *outer, self.activation == "gelu_tanh")
+        return out
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
     def owe_bias_(self) -> Tensor:
-        """Leave the last bias to whoever makes x: it comes with x, and the first layer takes it off again."""
+        """Remove and return the last bias. The caller adds it to x; the first layer subtracts it again."""
         bias = self.fc2.bias.clone()
         self.fc1.bias.sub_(self.fc1.weight @ bias)
         self.fc2.register_parameter("bias", None)
         return bias
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
-        """Take over a preceding weight · x + bias."""
+        """Fold a preceding weight · x + bias. Returns the factor to apply after the layer."""
         return fold_input_(self.fc1, weight, bias)
 
     def absorb_output_(self, scale: Tensor) -> None:
-        """Take over a following scale · x."""
+        """Fold a following scale · x."""
         fold_output_(self.fc2, scale)

@@ -1,8 +1,7 @@
-"""Normalisations over the last (channel) dimension, all with one weight and one bias per channel.
+"""Normalizations over the last (channel) dimension, all with one weight and one bias per channel.
 
-Affine (ResMLP eq. 1) computes no statistics at all; LayerNorm, BatchNorm and the ℓ2 norm are the papers'
-alternatives. Each can be split into what must be computed and the weight and bias that a neighbouring linear layer
-can absorb.
+Affine (ResMLP eq. 1) computes no statistics. LayerNorm, BatchNorm and the ℓ2 norm are the papers' alternatives.
+`split()` returns the part that must be computed, and the weight and bias that an adjacent linear layer can absorb.
 """
 
 from typing import Literal, cast
@@ -29,7 +28,7 @@ class Affine(nn.Module):
         return torch.addcmul(self.bias, self.weight, x)
 
     def activated(self, x: Tensor) -> Tensor:
-        """GELU of it; (..., C) → (..., C)."""
+        """Return GELU(self(x)): (..., C) → (..., C)."""
         if not usable_uncompiled(x, self.weight):
             return F.gelu(self(x))
         from patchloom.layers.kernels.gelu import affine_gelu
@@ -37,12 +36,11 @@ class Affine(nn.Module):
         return affine_gelu(x, self.weight, self.bias)
 
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Nothing stays."""
         return nn.Identity(), self.weight, self.bias
 
 
 class LayerNorm(nn.LayerNorm):
-    """Zero mean and unit variance of each token."""
+    """Zero mean and unit variance per token."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
@@ -53,40 +51,39 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """The standardisation stays."""
         bare = LayerNorm(self.normalized_shape, eps=self.eps, elementwise_affine=False)
         return bare, self.weight, self.bias
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Statistics of each channel over the batch and all positions; channels are last, whatever stands before."""
+    """Zero mean and unit variance per channel, over the batch and all positions. Channels are the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
         return super().forward(x.flatten(0, -2)).view_as(x)
 
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Nothing stays in eval mode: the running statistics become part of weight and bias."""
+        """In eval mode, the running statistics become part of weight and bias."""
         mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         weight = self.weight * torch.rsqrt(var + self.eps)
         return nn.Identity(), weight, self.bias - mean * weight
 
     def activated(self, x: Tensor) -> Tensor:
-        """GELU of it; (..., C) → (..., C)."""
+        """Return GELU(self(x)): (..., C) → (..., C)."""
         count, mean_so_far, momentum = x.numel() // x.shape[-1], self.running_mean, self.momentum
         if not self.training or mean_so_far is None or momentum is None or count == 1 or not usable(x):
             return F.gelu(self(x))
         from patchloom.layers.kernels.batch_norm_gelu import batch_norm_gelu
 
-        found, mean, var = batch_norm_gelu(x, self.weight, self.bias, self.eps)
+        out, mean, var = batch_norm_gelu(x, self.weight, self.bias, self.eps)
         with torch.no_grad():
             cast(Tensor, self.num_batches_tracked).add_(1)
             mean_so_far.lerp_(mean, momentum)
             cast(Tensor, self.running_var).lerp_(var * (count / (count - 1)), momentum)
-        return found
+        return out
 
     def as_affine(self) -> Affine:
-        """What it is in eval mode."""
+        """Return the equivalent affine layer in eval mode."""
         _, weight, bias = self.split()
         affine = Affine(self.num_features)
         affine.weight, affine.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
@@ -94,7 +91,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class L2Norm(nn.Module):
-    """Each token brought to length √C, then Aff (ResMLP, arXiv appendix A)."""
+    """Each token scaled to length √C, then Affine (ResMLP, arXiv appendix A)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -105,12 +102,11 @@ class L2Norm(nn.Module):
         return self.affine(_to_sqrt_length(x))
 
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """The division by the length stays."""
         return Length(), self.affine.weight, self.affine.bias
 
 
 class Length(nn.Module):
-    """Each token brought to length √C: what stays of `L2Norm` when a neighbour absorbed its Aff."""
+    """Each token scaled to length √C: the part of `L2Norm` that cannot be absorbed."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
@@ -122,7 +118,7 @@ def _to_sqrt_length(x: Tensor) -> Tensor:
 
 
 def make_norm(name: NormName, dim: int, *, eps: float = 1e-6) -> nn.Module:
-    """The normalisation called `name`; `eps` is LayerNorm's (the authors use 1e-6, sMLPNet 1e-5)."""
+    """Return a normalization by name. `eps` is for LayerNorm (1e-6 in the authors' code, 1e-5 in sMLPNet)."""
     if name == "layer":
         return LayerNorm(dim, eps=eps)
     return {"affine": Affine, "batch": BatchNorm, "l2": L2Norm}[name](dim)

@@ -1,4 +1,4 @@
-"""Pixels to tokens: the linear patch projection, PatchConvNet's convolutional stem, learned tokens and positions."""
+"""From pixels to tokens: patch projection, convolutional stem, learned tokens and position embeddings."""
 
 import itertools
 import math
@@ -11,20 +11,20 @@ from patchloom.layers.resample import Grid, Resampled, resample_rows
 
 
 class PatchProjection(nn.Module):
-    """Each P×P patch through one linear layer; the weight has a convolution's shape (C, channels, P, P)."""
+    """One linear layer for each P×P patch. The weight has the shape of a convolution, (C, channels, P, P)."""
 
     def __init__(self, channels: int, dim: int, patch_size: int, *, bias: bool = True) -> None:
         super().__init__()
         self.patch_size = patch_size
         self.weight = nn.Parameter(torch.empty(dim, channels, patch_size, patch_size))
         self.bias = nn.Parameter(torch.empty(dim)) if bias else None
-        bound = math.prod(self.weight.shape[1:]) ** -0.5  # as torch.nn.Conv2d starts
+        bound = math.prod(self.weight.shape[1:]) ** -0.5  # as torch.nn.Conv2d
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) → (B, H/P, W/P, C), channels last in memory too."""
+        """(B, channels, H, W) → (B, H/P, W/P, C), contiguous."""
         b, _, height, width = images.shape
         p = self.patch_size
         patches = images.reshape(b, -1, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
@@ -32,7 +32,7 @@ class PatchProjection(nn.Module):
 
 
 class PatchMerging(PatchProjection):
-    """The same on a channels-last map: 2×2 neighbours joined and projected (sMLPNet between its stages)."""
+    """Patch projection of a channels-last map: 2×2 neighbors become one position (between sMLPNet's stages)."""
 
     def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__(dim, out_dim, patch_size=2, bias=False)
@@ -43,7 +43,7 @@ class PatchMerging(PatchProjection):
 
 
 class ConvStem(nn.Module):
-    """Four 3×3 convolutions of stride 2 with GELU between them, no bias (PatchConvNet, after LeViT)."""
+    """Four 3×3 convolutions of stride 2 with GELU in between, without bias (PatchConvNet, after LeViT)."""
 
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ConvStem(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) → (B, H/16, W/16, C), rounded up."""
+        """(B, channels, H, W) → (B, ⌈H/16⌉, ⌈W/16⌉, C)."""
         x = images.contiguous(memory_format=torch.channels_last)
         for i, conv in enumerate(self.convs):
             x = conv(F.gelu(x) if i else x)
@@ -61,7 +61,7 @@ class ConvStem(nn.Module):
 
 
 class LearnedTokens(nn.Module):
-    """Tokens that do not come from the image: class and distillation tokens."""
+    """Learned tokens that do not depend on the image: class and distillation tokens."""
 
     decays = False
 
@@ -70,12 +70,12 @@ class LearnedTokens(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1, count, dim))
 
     def forward(self, batch: int) -> Tensor:
-        """→ (B, count, C)."""
+        """Return the tokens for a batch: (B, count, C)."""
         return self.weight.expand(batch, -1, -1)
 
 
 class PositionEmbedding(Resampled):
-    """One vector a position, added to the tokens; `extra` rows for tokens that stand before the grid's."""
+    """One learned vector per position, added to the tokens. `extra` vectors are for tokens before those of the grid."""
 
     decays = False
 
@@ -89,7 +89,7 @@ class PositionEmbedding(Resampled):
         return tokens + self.weight
 
     def resampled_from(self, other: "PositionEmbedding") -> dict[str, Tensor]:
-        """Bicubic, which nearly keeps the vectors' norm; the extra rows as they are."""
+        """Resample bicubically, which nearly preserves the norm of the vectors. Extra vectors are copied."""
         rows = other.weight[0]
         resized = resample_rows(rows[self.extra :], other.grid, self.grid)
         return {"weight": torch.cat([rows[: self.extra], resized])[None]}

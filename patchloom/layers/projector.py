@@ -1,4 +1,4 @@
-"""From a network's vector to the embedding its images are compared by (Grafit, BYOL)."""
+"""Projection of a network's features to the embedding space of a contrastive loss (Grafit, BYOL)."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ FC_DIM, MLP_DIM, HIDDEN_DIM = 128, 256, 4096
 
 
 class Projector(nn.Sequential):
-    """(B, C) → (B, D): linear for `fc`; for `mlp`, and for a predictor, BYOL's Linear, BatchNorm, ReLU, Linear."""
+    """(B, C) → (B, D): a linear layer (`fc`), or BYOL's Linear, BatchNorm, ReLU, Linear (`mlp`)."""
 
     def __init__(self, kind: Literal["fc", "mlp"], inputs: int, outputs: int | None = None) -> None:
         self.dim = outputs or (FC_DIM if kind == "fc" else MLP_DIM)

@@ -1,4 +1,4 @@
-"""Grids of patches brought to another resolution, for everything that has one weight a position.
+"""Resample weights that belong to grid positions, for another image resolution.
 
 A bicubic resize (align_corners false, no antialiasing, as the authors resize position embeddings) is linear, so it is
 a matrix R: new positions × old positions. Position embeddings become R·P. A matrix that mixes positions becomes
@@ -19,33 +19,38 @@ Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
 
 
 class Resampled(nn.Module):
-    """A layer with one weight a position, which can become the same layer on another grid."""
+    """A layer with weights per position, which can be converted to another grid."""
 
     grid: Grid
 
     def resampled_from(self, other: Any) -> dict[str, Tensor]:
-        """Name → the weights of `other` on this layer's grid; differentiable, and of this layer reads only shapes."""
-        raise UsageError(f"{type(self).__name__} does not say how {type(other).__name__} is resampled")
+        """Return the weights of `other` by name, resampled to this layer's grid.
+
+        Differentiable. Only shapes are read from this layer, which may be on the meta device.
+        """
+        raise UsageError(f"{type(self).__name__} does not define how {type(other).__name__} is resampled")
 
 
 def _constant(function: Any) -> Any:
-    """Its results are constants where it is compiled: torch.compiler.assume_constant_result, which would import the
-    compiler, 1.4 s, for whoever compiles nothing."""
+    """Mark a function as constant for torch.compile.
+
+    torch.compiler.assume_constant_result does the same, but imports the compiler, which takes 1.4 s.
+    """
     function._dynamo_marked_constant = True
     return function
 
 
-# Kept, because a training that shows a network small views resamples at every step. The cache is a function of its own,
-# since torch.compile does not look past one.
+# Cached, because training with small views resamples at every step. The cache is a separate function, since
+# torch.compile does not trace through one.
 @_constant
 def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
-    """R: (positions of `new`, positions of `old`), positions row-major; float64."""
+    """Return R: (positions of `new`, positions of `old`), row-major, float64."""
     return _upsampler(old, new, device)
 
 
 @_constant
 def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
-    """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
+    """Return D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
     return _downsampler(old, new, device)
 
 
@@ -66,7 +71,7 @@ def _downsampler(old: Grid, new: Grid, device: torch.device | None) -> Tensor:
 
 
 def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
-    """R·weight for a weight with one row a position: (old, ...) → (new, ...)."""
+    """Return R·weight, for a weight with one row per position: (old, ...) → (new, ...)."""
     if old == new:
         return weight.clone()
     flat = upsampler(old, new, weight.device) @ weight.double().reshape(weight.shape[0], -1)
@@ -74,7 +79,7 @@ def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
-    """weight·D for a weight with one column a position: (..., old) → (..., new)."""
+    """Return weight·D, for a weight with one column per position: (..., old) → (..., new)."""
     if old == new:
         return weight.clone()
     return (weight.double() @ downsampler(old, new, weight.device)).to(weight.dtype)
@@ -83,7 +88,7 @@ def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
 def _along_one_axis(old: int, new: int) -> Tensor:
     if old == new:
         return torch.eye(old, dtype=torch.float64)
-    # Each old position as an image of its own, constant along the second axis: the resized images are R's columns.
+    # One image per old position, constant along the second axis: the resized images are the columns of R.
     images = torch.eye(old, dtype=torch.float64).view(old, 1, old, 1)
     resized = F.interpolate(images, size=(new, 1), mode="bicubic", align_corners=False)
-    return resized.view(old, new).T.contiguous()  # torch.kron takes no mixture of layouts
+    return resized.view(old, new).T.contiguous()  # torch.kron does not accept mixed layouts

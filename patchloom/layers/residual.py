@@ -1,7 +1,7 @@
-"""A residual branch: x + scale · drop_path(mix(norm(x))), the one shape every block of every family has.
+"""Residual branches: x + scale · drop_path(mix(norm(x))). Every block of every family is made of them.
 
 `scale` is LayerScale (one weight per channel), a single learnable weight (ReZero, Fixup, T-Fixup as the thesis adapts
-them in figure 3.4c), or nothing.
+them in figure 3.4c), or absent.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ ResidualWeight = Literal["layerscale", "rezero", "fixup", "tfixup", "scalar", "n
 
 
 def make_scale(kind: ResidualWeight, dim: int, init: float, *, uniform: bool = False) -> nn.Parameter | None:
-    """The weight of a branch; `uniform` draws LayerScale from U[0, 2·init] (thesis 3.5.3)."""
+    """Return the learned scale of a branch. `uniform` draws LayerScale from U[0, 2·init] (thesis 3.5.3)."""
     if kind == "none":
         return None
     if kind == "layerscale":
@@ -26,20 +26,20 @@ def make_scale(kind: ResidualWeight, dim: int, init: float, *, uniform: bool = F
 
 
 def drop_path(x: Tensor, probability: float) -> Tensor:
-    """Stochastic depth: zero for a whole sample with `probability`, otherwise divided by the rate kept."""
-    kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(1 - probability)
-    return x * kept.div_(1 - probability)
+    """Apply stochastic depth: zero each sample with `probability`, divide the others by 1 − probability."""
+    mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(1 - probability)
+    return x * mask.div_(1 - probability)
 
 
 def drop_path_rates(rate: float, depth: int, rule: Literal["uniform", "linear"]) -> list[float]:
-    """One rate a block: the same everywhere, or growing from 0 at the first block to `rate` at the last."""
+    """Return one rate per block: the same for all, or growing linearly from 0 to `rate`."""
     if rule == "uniform" or depth == 1:
         return [rate] * depth
     return [rate * i / (depth - 1) for i in range(depth)]
 
 
 class Branch(nn.Module):
-    """norm → mix → scale → drop path, without the sum."""
+    """norm → mix → scale → drop path. Subclasses define the sum."""
 
     def __init__(self, norm: nn.Module, mix: nn.Module, scale: nn.Parameter | None = None, drop: float = 0.0) -> None:
         super().__init__()
@@ -51,16 +51,16 @@ class Branch(nn.Module):
         self.weights = sum(parameter.numel() for parameter in mix.parameters())
 
     def add_to(self, x: Tensor, y: Tensor) -> Tensor:
-        """x plus the weighted, possibly dropped, y."""
+        """Return x + scale · drop_path(y)."""
         if self.training and self.drop:
             y = drop_path(y, self.drop)
-        # Without gradients the sum overwrites y, which nobody else reads: a fresh tensor costs a CPU page faults.
+        # Without gradients the sum overwrites y, which nothing else reads: on a CPU a new tensor costs page faults.
         out = None if torch.is_grad_enabled() or torch.compiler.is_compiling() or y.dtype != x.dtype else y
         return torch.add(x, y, out=out) if self.scale is None else torch.addcmul(x, y, self.scale, out=out)
 
     @torch.no_grad()
     def absorb_(self) -> None:
-        """Fold the norm's weight and bias, and the scale, into the mixer where it can take them."""
+        """Fold the norm's weight and bias, and the scale, into the mixer if it supports that."""
         self._absorb_norm_()
         absorb_output = getattr(self.mix, "absorb_output_", None)
         if self.scale is not None and absorb_output is not None:
@@ -71,11 +71,11 @@ class Branch(nn.Module):
         absorb_input = getattr(self.mix, "absorb_input_", None)
         split = getattr(self.norm, "split", None)
         if absorb_input is not None and split is not None:
-            stays, weight, bias = split()
-            owed = absorb_input(weight, bias)
-            if owed is not None:
-                self.norm = stays
-                self.scale = nn.Parameter(owed if self.scale is None else self.scale * owed)
+            rest, weight, bias = split()
+            factor = absorb_input(weight, bias)  # to apply after the mixer
+            if factor is not None:
+                self.norm = rest
+                self.scale = nn.Parameter(factor if self.scale is None else self.scale * factor)
 
 
 class Residual(Branch):
@@ -92,33 +92,34 @@ class Residual(Branch):
         return self.add_to(x, self.mix(y)) if joined is None else joined
 
     def _joined(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """x + scale · mix(y) as one kernel, where there is one for it."""
+        """Return x + scale · mix(y) from one kernel, or None if there is no kernel for it."""
         if not self.joins or (self.training and self.drop):
             return None
         joined: Tensor | None = self.mix.added_to(x, y, self.scale)  # type: ignore[operator]
         return joined
 
     def _folding_pays(self, x: Tensor) -> bool:
-        """Training on more numbers than the mixer has weights: fold the scale (and Aff) into them at every step.
+        """Return whether to fold scale and Affine into the mixer's weights at every training step.
 
-        It saves passes over the activations, and the backward pass keeps fewer of them.
+        That saves passes over the activations and memory for the backward pass, and pays if there are more activations
+        than weights.
         """
         return self.training and torch.is_grad_enabled() and self.foldable and x.numel() > self.weights
 
 
 class PostNormResidual(Branch):
-    """norm(x + scale · mix(x)): the norm after the sum, as in the first transformers."""
+    """norm(x + scale · mix(x)): the norm follows the sum, as in the original transformer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ..., C) → (B, ..., C)."""
         return self.norm(self.add_to(x, self.mix(x)))
 
     def _absorb_norm_(self) -> None:
-        """It stays: what it gives is read by the next sum too."""
+        """Do nothing: the next residual sum reads the normalized values too."""
 
 
 class ClassResidual(Branch):
-    """The same for class tokens that read frozen patches: only the class tokens change (CaiT, PatchConvNet)."""
+    """Residual branch in which class tokens read the patches. Only the class tokens change (CaiT, PatchConvNet)."""
 
     def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
         """(B, T, C), (B, N, C) → (B, T, C)."""
@@ -127,7 +128,7 @@ class ClassResidual(Branch):
 
 
 class Parallel(nn.ModuleList):
-    """Several branches that read the same x and are summed (DeiT III, parallel ViT)."""
+    """Branches that read the same x and are summed (DeiT III, parallel ViT)."""
 
     def __init__(self, branches: Iterable[Branch]) -> None:
         super().__init__(branches)
@@ -141,7 +142,7 @@ class Parallel(nn.ModuleList):
 
 
 class Block(nn.Module):
-    """Residual branches one after the other: mix tokens (where the network does), then mix channels."""
+    """Two residual branches in sequence: mix tokens, then mix channels. Either may be absent."""
 
     def __init__(self, *, tokens: nn.Module | None, channels: nn.Module | None) -> None:
         super().__init__()
@@ -156,16 +157,16 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def absorb_(self) -> None:
-        """Where nothing stands between the two branches, folded before, the first adds the last bias of the second.
+        """Move the last bias of the channel branch into the token branch, if both are fully folded.
 
-        What is left of the second begins a product with its input, which a GPU does without a further pass.
+        The last product of the channel branch then starts from its input, which saves a GPU one pass.
         """
         tokens, channels = self.tokens, self.channels
         if not (isinstance(tokens, Residual) and isinstance(channels, Residual)):
             return
-        bare = isinstance(channels.norm, nn.Identity) and channels.scale is None
+        is_folded = isinstance(channels.norm, nn.Identity) and channels.scale is None
         if (
-            bare
+            is_folded
             and tokens.scale is not None
             and hasattr(channels.mix, "owe_bias_")
             and hasattr(tokens.mix, "add_bias_")
@@ -176,7 +177,7 @@ class Block(nn.Module):
 
 
 class ClassBlock(nn.Module):
-    """The class tokens read the patches, then a feed-forward layer of their own."""
+    """Class tokens read the patches, then pass through an MLP."""
 
     def __init__(self, *, attend: ClassResidual, channels: Residual) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ Fusion = Literal["concat", "sum", "weighted"]
 
 
 class SparseMLP(nn.Module):
-    """Rows, columns and identity, fused (sMLP eq. 1); the ablations of tables 3 and 4 are arguments."""
+    """Mixes rows and columns and fuses them with the identity (sMLP eq. 1), with the ablations of tables 3 and 4."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SparseMLP(nn.Module):
         self.along_width = TokenLinear((width,))
         self.along_height = TokenLinear((height,))
         branches = (1 if sequential else 2) + identity
-        # Identity first, then along the width, then along the height: the order of the authors' weights.
+        # Identity, along the width, along the height: the order of the authors' weights.
         self.fuse = nn.Linear(branches * dim, dim, bias=False) if fusion == "concat" else None
         self.weights = BranchWeights(branches, dim) if fusion == "weighted" else None
 
@@ -46,27 +46,27 @@ class SparseMLP(nn.Module):
         """(B, H, W, C) → (B, H, W, C)."""
         b, h, w, c = maps.shape
         rows = self.along_width(maps.reshape(b * h, w, c)).view(b, h, w, c)
-        read_by_columns = rows if self.sequential else maps
-        columns = self.along_height(read_by_columns.reshape(b, h, w * c)).view(b, h, w, c)
+        column_input = rows if self.sequential else maps
+        columns = self.along_height(column_input.reshape(b, h, w * c)).view(b, h, w, c)
         branches = [columns] if self.sequential else [rows, columns]
-        return self._fused([maps, *branches] if self.identity else branches)
+        return self._fuse([maps, *branches] if self.identity else branches)
 
     def joins(self, maps: Tensor) -> bool:
-        """Whether there is a kernel for `added_to` these maps."""
+        """Return whether `added_to` has a kernel for these maps."""
         plain = self.fuse is not None and self.identity and not self.sequential
         few = max(maps.shape[1:3]) <= FEW_POSITIONS
         return plain and few and usable_without_gradients(maps, self.along_width.weight)
 
     def added_to(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + self(y), without gradients."""
+        """Return x + self(y), without gradients. Requires `joins(y)`."""
         assert self.fuse is not None
-        from patchloom.layers.kernels.rows_and_columns import beside_rows_and_columns
+        from patchloom.layers.kernels.rows_and_columns import concat_rows_and_columns
 
         rows, columns = self.along_width, self.along_height
-        beside = beside_rows_and_columns(y, rows.weight, rows.bias, columns.weight, columns.bias)
-        return torch.addmm(x.flatten(0, -2), beside.flatten(0, -2), self.fuse.weight.T).view_as(x)
+        joined = concat_rows_and_columns(y, rows.weight, rows.bias, columns.weight, columns.bias)
+        return torch.addmm(x.flatten(0, -2), joined.flatten(0, -2), self.fuse.weight.T).view_as(x)
 
-    def _fused(self, branches: list[Tensor]) -> Tensor:
+    def _fuse(self, branches: list[Tensor]) -> Tensor:
         if self.fuse is not None:
             parts = self.fuse.weight.chunk(len(branches), dim=1)
             return sum_of_linears(branches, parts)
@@ -76,7 +76,7 @@ class SparseMLP(nn.Module):
 
 
 class BranchWeights(nn.Module):
-    """One weight a branch and channel (sMLPNet's weighted sum)."""
+    """One weight per branch and channel (sMLPNet's weighted sum)."""
 
     decays = False
 
@@ -85,7 +85,7 @@ class BranchWeights(nn.Module):
         self.weight = nn.Parameter(torch.ones(branches, dim))
 
     def forward(self, branches: list[Tensor]) -> Tensor:
-        """Σ weightᵢ · branchᵢ."""
+        """Return Σ weightᵢ · branchᵢ."""
         out = branches[0] * self.weight[0]
         for branch, weight in zip(branches[1:], self.weight[1:], strict=True):
             out = torch.addcmul(out, branch, weight)
@@ -93,7 +93,7 @@ class BranchWeights(nn.Module):
 
 
 def sum_of_linears(inputs: list[Tensor], weights: tuple[Tensor, ...]) -> Tensor:
-    """Σ xᵢ·Wᵢᵀ: a linear layer of the concatenation, without the concatenation."""
+    """Return Σ xᵢ·Wᵢᵀ: a linear layer of the concatenated inputs, without concatenating."""
     flat = [x.flatten(0, -2) for x in inputs]
     out = F.linear(flat[0], weights[0])
     for x, weight in zip(flat[1:], weights[1:], strict=True):
@@ -110,7 +110,7 @@ class MapMLP(TokenMLP):
 
 
 class NormActMix(nn.Module):
-    """BatchNorm → GELU → mix, the unit sMLPNet's token mixing is made of."""
+    """BatchNorm → GELU → mix: the unit of sMLPNet's token mixing."""
 
     def __init__(self, dim: int, mix: nn.Module) -> None:
         super().__init__()
@@ -122,23 +122,23 @@ class NormActMix(nn.Module):
         return self.mix(self.activated(maps))
 
     def activated(self, maps: Tensor) -> Tensor:
-        """What is mixed."""
+        """Return the input of the mixer: GELU(norm(maps))."""
         norm = self.norm
         return norm.activated(maps) if isinstance(norm, Affine | BatchNorm) else F.gelu(norm(maps))
 
     def activated_after(self, mix: nn.Module, maps: Tensor) -> Tensor:
-        """What is mixed, where another mixing stands before this unit."""
+        """Return the input of the mixer if the mixer `mix` of another unit precedes this one."""
         if isinstance(mix, Conv3x3) and isinstance(self.norm, nn.Identity):
             return mix.activated(maps)
         return self.activated(mix(maps))
 
 
 class NormActMixes(nn.Sequential):
-    """Several such units one after the other."""
+    """Several `NormActMix` in sequence."""
 
     @property
     def units(self) -> list[NormActMix]:
-        """The units in their order."""
+        """Units in order."""
         return list(self)  # type: ignore[arg-type]
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -146,14 +146,13 @@ class NormActMixes(nn.Sequential):
         return self.units[-1].mix(self._before_last(maps))
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y) without gradients, where there is a kernel for the last mixing; otherwise None."""
+        """Return x + self(y) by kernels for inference, or None if they do not apply to the last mixer."""
         last = self.units[-1].mix
         if scale is not None or not isinstance(last, SparseMLP) or not last.joins(y):
             return None
         return last.added_to(x, self._before_last(y))
 
     def _before_last(self, maps: Tensor) -> Tensor:
-        """What the last unit mixes."""
         units = self.units
         maps = units[0].activated(maps)
         for unit, after in itertools.pairwise(units):
@@ -162,12 +161,12 @@ class NormActMixes(nn.Sequential):
 
     @torch.no_grad()
     def absorb_(self) -> None:
-        """Fold each BatchNorm that follows a convolution into it; of the first its weight and bias are left."""
+        """Fold each BatchNorm into the convolution before it. The first BatchNorm becomes Affine."""
         first = self.units[0]
         if isinstance(first.norm, BatchNorm):
             first.norm = first.norm.as_affine()
         for before, after in itertools.pairwise(self.units):
             if isinstance(before.mix, Conv3x3):
-                stays, weight, bias = after.norm.split()  # type: ignore[operator]
+                rest, weight, bias = after.norm.split()  # type: ignore[operator]
                 before.mix.absorb_output_(weight, bias)
-                after.norm = stays
+                after.norm = rest

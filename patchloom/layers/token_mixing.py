@@ -1,7 +1,7 @@
 """Mixing across positions with learned matrices: ResMLP's linear layer, Mixer's token MLP.
 
-Tokens are (B, N, C) and stay so: the matrix multiplies from the left, once for each image, and nothing is transposed
-or copied (the papers' (A Xᵀ)ᵀ is the same product written for column vectors).
+Letters: B images, N positions in, M out, C channels. Tokens are (B, N, C): the matrix multiplies each image from the
+left, so nothing is transposed or copied. (The papers write the same product as (A Xᵀ)ᵀ.)
 """
 
 import math
@@ -17,18 +17,18 @@ from patchloom.layers.mlp import ActivationName, activate
 from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
 from patchloom_runtime.errors import UsageError
 
-FEW_POSITIONS = 64  # up to which the kernel is ahead of cuBLAS
-MOST_POSITIONS = 256  # that a program of the kernels holds
+FEW_POSITIONS = 64  # up to here, the kernel is faster than cuBLAS
+MOST_POSITIONS = 256  # limit of the kernels
 
 
 def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
-    """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
+    """Return weight (M, N) · tokens (B, N, C) + bias, which is (M) or (M, C): (B, M, C)."""
     if weight.shape[1] <= FEW_POSITIONS and bias.ndim == 1 and tokens.is_cuda and usable(low := as_autocast(tokens)):
         from patchloom.layers.kernels.token_mixing import mixed
 
         return mixed(low, weight, bias)
     bias = bias if bias.ndim == 2 else bias.unsqueeze(-1)
-    if torch.compiler.is_exporting():  # an exported graph would hold the expanded weight as an operator
+    if torch.compiler.is_exporting():  # avoids an expand operator in the graph
         return torch.matmul(weight, tokens) + bias
     return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
 
@@ -36,8 +36,8 @@ def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
 class ScaledMix(torch.autograd.Function):
     """scale · (weight · tokens) + shift.
 
-    Autograd would keep the product to find the gradient of the scale. It follows as well from the tokens and
-    weightᵀ · gradient, which the gradient of the tokens needs anyway, so the product is dropped.
+    Autograd would save the product to compute the gradient of the scale. It also follows from the tokens and
+    weightᵀ · gradient, which the gradient of the tokens needs anyway, so the product is not saved.
     """
 
     @staticmethod
@@ -48,13 +48,12 @@ class ScaledMix(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
-        """Keep the inputs, not the product."""
         tokens, weight, scale, _ = inputs
         ctx.save_for_backward(tokens, weight, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of tokens, weight, scale and shift."""
+        """Return the gradients of tokens, weight, scale and shift."""
         tokens, weight, scale = ctx.saved_tensors
         low = grad.to(tokens.dtype)
         back = torch.bmm(weight.T.expand(tokens.shape[0], -1, -1), low)  # (B, N, C)
@@ -65,17 +64,17 @@ class ScaledMix(torch.autograd.Function):
 
 
 class AcrossPositions(nn.Module):
-    """A matrix across positions, with `weight` and `bias`: it starts as linear layers do."""
+    """Base of layers with a `weight` and a `bias` across positions, which are initialized like linear layers."""
 
     weight: nn.Parameter
     bias: nn.Parameter
 
 
 class TokenLinear(AcrossPositions, Resampled):
-    """One matrix across the positions of a grid, the same for all channels (ResMLP's A)."""
+    """One matrix across the positions of a grid, shared by all channels (ResMLP's A)."""
 
     def __init__(self, grid: Grid, *, extra: int = 0, outputs: int | None = None) -> None:
-        """`extra` tokens stand before the grid's; `outputs` rows instead of one a position."""
+        # `extra` tokens come before those of the grid; `outputs` rows replace one row per position.
         super().__init__()
         self.grid, self.extra = grid, extra
         inputs = extra + math.prod(grid)
@@ -86,7 +85,6 @@ class TokenLinear(AcrossPositions, Resampled):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """PyTorch's own initialisation of a linear layer."""
         init_linear_(self.weight, self.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -94,7 +92,7 @@ class TokenLinear(AcrossPositions, Resampled):
         return mix_tokens(self.weight, tokens, self.bias)
 
     def folded(self, tokens: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
-        """scale · self(weight · x + bias), with `norm` = (weight, bias); keeps nothing but x for the backward pass."""
+        """Return scale · self(weight · x + bias), with `norm` = (weight, bias). Saves only x for the backward pass."""
         shift = self.bias.unsqueeze(-1) * scale  # (M, C)
         if norm is not None:
             weight, bias = norm
@@ -108,7 +106,7 @@ class TokenLinear(AcrossPositions, Resampled):
         return padded[:, : len(weight)]
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + scale · self(x) in one pass, without gradients, of a layer that absorbed its norm; otherwise None."""
+        """Return x + scale · self(x) in one pass if the norm is absorbed and gradients are off, otherwise None."""
         absorbed = y is x and scale is not None and self.bias.ndim == 2
         if not absorbed or max(self.weight.shape) > MOST_POSITIONS or not usable_without_gradients(x, self.weight):
             return None
@@ -117,9 +115,9 @@ class TokenLinear(AcrossPositions, Resampled):
         return mixed_and_added(x, self.weight, scale, self.bias)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
-        """Take over a preceding weight · x + bias, all but the factor `weight`, which passes through to the output.
+        """Fold a preceding weight · x + bias, except for the factor `weight`, which is returned.
 
-        A(αx + β) + b = α(Ax + c) with c = (A1·β + b) / α; refused where an α is so small that c would lose digits.
+        A(αx + β) + b = α(Ax + c) with c = (A1·β + b) / α. Returns None if an α is so small that c would lose precision.
         """
         if weight.abs().min() < 1e-3 * weight.abs().max():
             return None
@@ -128,11 +126,11 @@ class TokenLinear(AcrossPositions, Resampled):
         return weight
 
     def add_bias_(self, bias: Tensor) -> None:
-        """One more number per channel."""
+        """Add one number per channel to the output."""
         self.bias = nn.Parameter(self.bias.view(len(self.bias), -1) + bias)
 
     def resampled_from(self, other: "TokenLinear") -> dict[str, Tensor]:
-        """R·A·D and R·b; where rows are no positions, A·D and b."""
+        """Return R·A·D and R·b, or A·D and b if rows are not positions (`layers.resample`)."""
         weight: Tensor = other.weight
         bias: Tensor = other.bias
         if self.extra:
@@ -149,8 +147,8 @@ class TokenLinear(AcrossPositions, Resampled):
 class TokenMLP(Resampled):
     """W2 · activation(W1 · x) across the positions of a grid (Mixer eq. 1; ResMLP's and sMLPNet's MLP ablations).
 
-    `groups` neighbouring channels G are joined into one vector of G·N that is mixed as a whole; `outputs` fewer tokens
-    than the grid has make a step of a pyramid (Mixer, appendix A).
+    With `groups`, G neighboring channels form one vector of G·N numbers that is mixed as a whole. With `outputs`, the
+    number of tokens changes, which makes a step of a pyramid (Mixer, appendix A).
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class TokenMLP(Resampled):
         dropout: float = 0.0,
         copies: tuple[int, ...] = (),
     ) -> None:
-        """`copies` stands before the shape of each weight: without it one MLP serves all channels."""
+        # `copies` is prepended to the shape of each weight; by default one MLP serves all channels.
         super().__init__()
         self.grid, self.activation, self.groups, self.dropout = grid, activation, groups, dropout
         self.outputs = outputs
@@ -177,25 +175,24 @@ class TokenMLP(Resampled):
 
     @property
     def axes(self) -> Grid:
-        """What a vector that is mixed runs over: the grid, after the channels that are joined."""
+        """Axes of the mixed vectors: the grid, preceded by the group of channels if there is one."""
         return self.grid if self.groups == 1 else (self.groups, *self.grid)
 
     def reset_parameters(self) -> None:
-        """PyTorch's own initialisation of a linear layer, for both."""
         init_linear_(self.weight1, self.bias1)
         init_linear_(self.weight2, self.bias2)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, C) → (B, N, C), or (B, outputs, C)."""
         if self.groups == 1:
-            return self._mixed(tokens)
+            return self._mix(tokens)
         b, n, c = tokens.shape
         joined = tokens.view(b, n, c // self.groups, self.groups).permute(0, 3, 1, 2)
-        mixed = self._mixed(joined.reshape(b, self.groups * n, c // self.groups))
+        mixed = self._mix(joined.reshape(b, self.groups * n, c // self.groups))
         return mixed.view(b, self.groups, -1, c // self.groups).permute(0, 2, 3, 1).reshape(b, -1, c)
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y) in one pass, where there is a kernel for such an MLP; otherwise None."""
+        """Return x + self(y) in one pass, or None if there is no kernel for this MLP."""
         plain = scale is None and self.groups == 1 and self.outputs is None and self.weight1.ndim == 2
         gelu = self.activation in ("gelu", "gelu_tanh") and not (self.dropout and self.training)
         if not (plain and gelu and y.shape[1] <= MOST_POSITIONS and y.is_cuda and usable(low := as_autocast(y))):
@@ -205,7 +202,7 @@ class TokenMLP(Resampled):
         weights = (self.weight1, self.bias1, self.weight2, self.bias2)
         return token_mlp(x, low, *weights, self.activation == "gelu_tanh")
 
-    def _mixed(self, tokens: Tensor) -> Tensor:
+    def _mix(self, tokens: Tensor) -> Tensor:
         """(B, G·N, C/G) → (B, G·N, C/G)."""
         hidden = activate(self.activation, mix_tokens(self.weight1, tokens, self.bias1))
         return self._drop(mix_tokens(self.weight2, self._drop(hidden), self.bias2))
@@ -214,8 +211,10 @@ class TokenMLP(Resampled):
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
     def resampled_from(self, other: "TokenMLP") -> dict[str, Tensor]:
-        """Where hidden units grow with the grid, copies of `other` side by side, one for each part of the larger grid
-        (Mixer, supplement C); where they shrink with it, the mean of such copies; where they stay, resampled.
+        """Return the weights for another grid.
+
+        If the hidden units grow with the grid: copies of `other`, one for each part of the larger grid (Mixer,
+        supplement C). If they shrink with it: the mean of such copies. If their number stays: resampled weights.
         """
         mine, its = self.weight1.shape[-2], other.weight1.shape[-2]
         if mine == its:
@@ -235,7 +234,7 @@ class TokenMLP(Resampled):
         return new
 
     def _resampled(self, other: "TokenMLP") -> dict[str, Tensor]:
-        """The hidden units stay, positions are resampled; tokens of a pyramid are none, and stay."""
+        """Resample positions and keep the hidden units. Tokens of a pyramid have no positions and are kept."""
 
         def rows(weight: Tensor, axis: int) -> Tensor:
             if self.outputs is not None:
@@ -251,12 +250,12 @@ class TokenMLP(Resampled):
 
 
 class UntiedTokenMLP(TokenMLP):
-    """A token MLP of its own for each channel, or for each group of them: C/G times the parameters (Mixer A.1)."""
+    """A separate token MLP for each channel or group of channels: C/G times the parameters (Mixer A.1)."""
 
     def __init__(self, grid: Grid, hidden: int, dim: int, *, groups: int = 1, **options: Any) -> None:
         super().__init__(grid, hidden, groups=groups, copies=(dim // groups,), **options)
 
-    def _mixed(self, tokens: Tensor) -> Tensor:
+    def _mix(self, tokens: Tensor) -> Tensor:
         """(B, G·N, C/G) → (B, G·N, C/G)."""
         columns = tokens.permute(2, 1, 0)  # (C/G, G·N, B): one product per MLP
         hidden = activate(self.activation, torch.baddbmm(self.bias1.unsqueeze(-1), self.weight1, columns))
@@ -265,14 +264,14 @@ class UntiedTokenMLP(TokenMLP):
 
 
 def init_linear_(weight: Tensor, bias: Tensor) -> None:
-    """U(±1/√inputs) for both, as torch.nn.Linear starts."""
+    """Set weight and bias to U(±1/√inputs), as torch.nn.Linear."""
     bound = weight.shape[-1] ** -0.5
     nn.init.uniform_(weight, -bound, bound)
     nn.init.uniform_(bias, -bound, bound)
 
 
 def block_positions(small: Grid, large: Grid) -> Tensor:
-    """The positions of `large` that each part of the size of `small` covers: (parts, positions), both row-major."""
+    """Split grid `large` into parts of size `small` and return the positions of each: (parts, positions), row-major."""
     positions = torch.arange(math.prod(large)).view(large)
     split = [part for s, n in zip(small, large, strict=True) for part in (n // s, s)]
     axes = len(small)
@@ -281,12 +280,12 @@ def block_positions(small: Grid, large: Grid) -> Tensor:
 
 
 def _parts(small: TokenMLP, large: TokenMLP) -> list[tuple[Tensor, Tensor]]:
-    """(positions, hidden units) of each copy of `small` inside `large`."""
+    """Return (positions, hidden units) of each copy of `small` inside `large`."""
     copies = integer_factor(small.axes, large.axes)
     if not copies or large.weight1.shape[0] != math.prod(copies) * small.weight1.shape[0]:
         raise UsageError(
             f"a token MLP of {small.weight1.shape[0]} hidden units on a grid of {small.grid} and one of "
-            f"{large.weight1.shape[0]} on {large.grid} are no copies of each other: use a whole multiple of the size"
+            f"{large.weight1.shape[0]} on {large.grid} cannot be converted: use a whole multiple of the size"
         )
     positions = block_positions(small.axes, large.axes)  # (copies, positions of one)
     units = torch.arange(large.weight1.shape[0]).view(positions.shape[0], -1)
@@ -294,21 +293,21 @@ def _parts(small: TokenMLP, large: TokenMLP) -> list[tuple[Tensor, Tensor]]:
 
 
 def integer_factor(small: Grid, large: Grid) -> tuple[int, ...] | None:
-    """By how much `large` is a multiple of `small` along each axis, or None where it is not."""
+    """Return large / small along each axis, or None if that is not an integer."""
     if any(n % s for s, n in zip(small, large, strict=True)):
         return None
     return tuple(n // s for s, n in zip(small, large, strict=True))
 
 
 def expansion_at(expansion: float, old: Grid, new: Grid) -> float:
-    """The expansion of a token MLP on another grid: where that is no multiple, one that keeps the hidden units."""
+    """Return the expansion on another grid. If that is not a multiple, the number of hidden units is kept."""
     return expansion if integer_factor(old, new) else expansion * math.prod(old) / math.prod(new)
 
 
 class ClassMixing(TokenLinear):
-    """One row of weights over class tokens and patches for each class token (ResMLP's class-MLP)."""
+    """One row of weights over class tokens and patches per class token (ResMLP's class-MLP)."""
 
     def forward(self, tokens: Tensor, classes: int) -> Tensor:  # type: ignore[override]
         """(B, T+N, C) → (B, T, C)."""
-        del classes  # as many as rows were made for
+        del classes  # fixed by the number of rows
         return super().forward(tokens)

@@ -1,4 +1,4 @@
-"""How weights of networks with attention start, beside the usual rule of `layers.init`."""
+"""Initializations for networks with attention: Xavier, Fixup, T-Fixup. The default is in `layers.init`."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from patchloom.layers.sequence_mixing import CrossAttention
 
 @torch.no_grad()
 def xavier_(network: nn.Module) -> None:
-    """Linear weights U(±√(6/(inputs + outputs))), queries, keys and values each for itself; biases 0 (Transformer)."""
+    """Set linear weights to U(±√(6/(inputs + outputs))), separately for q, k and v, and biases to 0 (Transformer)."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -30,10 +30,10 @@ def xavier_(network: nn.Module) -> None:
 
 @torch.no_grad()
 def fixup_(network: nn.Module) -> None:
-    """Fixup: with L branches of two layers, the first is multiplied by L^(-1/2) and the last starts at 0.
+    """Apply Fixup: in L branches of two layers, multiply the first layer by L^(-1/2) and set the last to 0.
 
-    Every linear layer of a branch gets a scalar bias before it. Those that Fixup has before activations and after a
-    branch would say again what the biases of the linear layers say.
+    Every linear layer of a branch gets a scalar bias before it. Fixup's biases before activations and after a branch
+    are omitted, because the biases of the linear layers include them.
     """
     branches = [module for module in network.modules() if isinstance(module, Branch)]
     for branch in branches:
@@ -47,7 +47,7 @@ def fixup_(network: nn.Module) -> None:
 
 @torch.no_grad()
 def tfixup_(network: nn.Module) -> None:
-    """T-Fixup for an encoder: Xavier weights, those of the value path and the MLP multiplied by 0.67·L^(-1/4)."""
+    """Apply T-Fixup for an encoder: Xavier weights; value path and MLP are multiplied by 0.67·L^(-1/4)."""
     branches = [module for module in network.modules() if isinstance(module, Branch)]
     for branch in branches:
         xavier_(branch)
@@ -56,7 +56,7 @@ def tfixup_(network: nn.Module) -> None:
 
 
 def _value_path(mix: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first and last weight a signal passes through in a branch: values and projection, or fc1 and fc2."""
+    """Return the first and last weight on the signal path of a branch: values and projection, or fc1 and fc2."""
     if isinstance(mix, Attention):
         return mix.qkv.weight[-mix.proj.weight.shape[0] :], mix.proj.weight
     if isinstance(mix, ClassAttention):

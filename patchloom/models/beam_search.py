@@ -1,9 +1,9 @@
-"""Beam search over a translation network, many sentences at once; the rules are fairseq's.
+"""Beam search with a translation network, many sentences at once, by fairseq's rules.
 
-Letters: S sentences still searched, K beams, N = S·K rows, V words. Each step takes the 2·K likeliest continuations of
-a sentence: EOS among the first K finishes a hypothesis, the first K others go on. A sentence is done when K hypotheses
-are finished, and, if that is not enough (`stop_early`), none that goes on scores better. What is found for a sentence
-does not depend on those beside it.
+Letters: S unfinished sentences, K beams, N = S·K rows, V words. Each step takes the 2·K likeliest continuations of a
+sentence: EOS among the first K finishes a hypothesis, and the first K others continue. A sentence is done when K
+hypotheses are finished and, unless `stop_early`, no unfinished one scores better. The result for a sentence does not
+depend on the others in the batch.
 """
 
 import torch
@@ -14,7 +14,7 @@ from patchloom_runtime.errors import NumericalError, UsageError, at_least
 from patchloom_runtime.text.line_translator import Hypothesis
 from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
-MOST_PENALTY = 10  # scores of long sentences would be no numbers
+MOST_PENALTY = 10  # beyond, scores of long sentences overflow
 
 
 @torch.inference_mode()
@@ -29,16 +29,17 @@ def beam_search(
     n_best: int = 1,
     stop_early: bool = True,
 ) -> list[list[Hypothesis]]:
-    """Ids (B, S) → the `n_best` translations of each sentence, best first; with `beams` 1 the search is greedy.
+    """Return the `n_best` translations of each sentence of ids (B, S), best first. One beam is greedy search.
 
-    A translation has at most a · (tokens of its source) + b tokens, and fewer than the network's max_length.
+    A translation has at most max_length_a · (source tokens) + max_length_b tokens, and fewer than the network's
+    max_length.
 
-    `stop_early` is fairseq's way. Where the network is nearly sure of every word, K unlikely hypotheses may have ended
-    before the likely one does: of 200 numbers spelled out, 178 came out right so, and 193 without it.
+    `stop_early` is fairseq's default. If the network is nearly certain of every word, K unlikely hypotheses may finish
+    before the likely one: of 200 numbers in words, 178 were translated correctly with it, and 193 without.
     """
     at_least("beams", beams, 1)
     if not 1 <= n_best <= beams:
-        raise UsageError(f"n_best is 1 to the number of beams ({beams}), given {n_best}")
+        raise UsageError(f"n_best is {n_best}, expected 1 to the number of beams ({beams})")
     if not abs(length_penalty) <= MOST_PENALTY:
         raise UsageError(f"length_penalty is {length_penalty}, expected at most {MOST_PENALTY}")
     was_training = network.training
@@ -50,10 +51,8 @@ def beam_search(
     finally:
         network.train(was_training)
     if not all(finished):
-        raise NumericalError(
-            "the network gives no finite probabilities: its weights or the run they come from are broken"
-        )
-    return [sorted(found, key=lambda hypothesis: -hypothesis.score)[:n_best] for found in finished]
+        raise NumericalError("the network returns no finite probabilities: its weights are broken")
+    return [sorted(each, key=lambda hypothesis: -hypothesis.score)[:n_best] for each in finished]
 
 
 def _search(
@@ -66,15 +65,15 @@ def _search(
     longest = network.config.max_length - 1
     limits = [max(0, min(int(a * length + b), longest)) for length in (source != PAD).sum(dim=1).tolist()]
     cache = network.start(memory, beams, max(limits) + 1)
-    alive = list(range(len(finished)))  # the sentence at each of the S places
+    alive = list(range(len(finished)))  # the S unfinished sentences
     tokens = source.new_full((len(alive) * beams, max(limits) + 1), PAD, dtype=torch.long)
     tokens[:, 0] = BOS
-    scores: Tensor | None = None  # (S, K): the sum of log-probabilities of every row
+    scores: Tensor | None = None  # (S, K): sum of log-probabilities per row
     for position in range(max(limits) + 1):
         forced = [place for place, sentence in enumerate(alive) if limits[sentence] <= position]
         likely = _log_probabilities(network.step(tokens[:, position], cache), beams, forced)
         totals, origins, words = _candidates(likely, scores, beams)  # (S, 2K)
-        del likely  # as large as all words of all rows
+        del likely  # (N, V) numbers
 
         ends = ((words == EOS) & totals.isfinite())[:, :beams].nonzero()  # (hypotheses, 2): place, candidate
         if len(ends):
@@ -83,12 +82,14 @@ def _search(
             ended = zip(places.tolist(), totals[places, candidates].tolist(), written, strict=True)
             for place, total, text in ended:
                 if wanted or len(finished[alive[place]]) < beams:
-                    found = finished[alive[place]]
-                    found.append(Hypothesis(tuple(text), total / (position + 1) ** length_penalty, total))
+                    score = total / (position + 1) ** length_penalty
+                    finished[alive[place]].append(Hypothesis(tuple(text), score, total))
 
-        first = (words == EOS).int().sort(dim=1, stable=True).indices[:, :beams]  # the likeliest that go on
+        first = (words == EOS).int().sort(dim=1, stable=True).indices[:, :beams]  # the likeliest that continue
         scores, rows, words = (each.gather(1, first) for each in (totals, origins, words))
-        hopes = (scores[:, 0] / (position + 2) ** length_penalty).tolist() if wanted else []  # if they ended next
+        hopes = (
+            (scores[:, 0] / (position + 2) ** length_penalty).tolist() if wanted else []
+        )  # if they ended at the next step
         stay = [
             place
             for place, s in enumerate(alive)
@@ -109,30 +110,30 @@ def _search(
     return finished
 
 
-def _nth_best(found: list[Hypothesis], n: int) -> float:
-    return sorted((hypothesis.score for hypothesis in found), reverse=True)[n - 1]
+def _nth_best(hypotheses: list[Hypothesis], n: int) -> float:
+    return sorted((hypothesis.score for hypothesis in hypotheses), reverse=True)[n - 1]
 
 
 def _log_probabilities(logits: Tensor, beams: int, forced: list[int]) -> Tensor:
-    """(N, V) → (S, K, V); −∞ for PAD and BOS, and for all but EOS at the places in `forced`."""
+    """(N, V) → (S, K, V), −∞ for PAD and BOS, and for all words but EOS in the sentences `forced` to end."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    found = wide.log_softmax(dim=-1).unflatten(0, (-1, beams))
-    found[..., PAD] = found[..., BOS] = -torch.inf
+    result = wide.log_softmax(dim=-1).unflatten(0, (-1, beams))
+    result[..., PAD] = result[..., BOS] = -torch.inf
     if forced:
-        end = found[forced, :, EOS]
-        found[forced] = -torch.inf
-        found[forced, :, EOS] = end
-    return found
+        end = result[forced, :, EOS]
+        result[forced] = -torch.inf
+        result[forced, :, EOS] = end
+    return result
 
 
 def _candidates(log_probabilities: Tensor, scores: Tensor | None, beams: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The 2·K likeliest continuations of each sentence, best first, (S, 2K) each: log-probability, row, word."""
+    """Return the 2·K likeliest continuations per sentence, best first: log-probability, row and word, (S, 2K) each."""
     sentences, _, vocabulary = log_probabilities.shape
-    if scores is None:  # all rows of a sentence are the same: one is continued
+    if scores is None:  # all rows of a sentence are equal: continue one
         scores = log_probabilities.new_full((sentences, beams), -torch.inf)
         scores[:, 0] = 0.0
     best, words = log_probabilities.topk(min(2 * beams, vocabulary))  # (S, K, 2K)
-    kept = best.shape[-1]
+    per_row = best.shape[-1]
     totals, places = (best + scores.unsqueeze(-1)).flatten(1).topk(2 * beams)
     first_rows = torch.arange(sentences, device=places.device).unsqueeze(-1) * beams
-    return totals, first_rows + places // kept, words.flatten(1).gather(1, places)
+    return totals, first_rows + places // per_row, words.flatten(1).gather(1, places)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.batches.cuda_graph import record
+from patchloom.data.batches.cuda_graph import capture
 from patchloom.models.wrapped import Wrapped
 
 SHAPES = 8  # of images for which inference is recorded; each keeps the memory of one pass
@@ -71,7 +71,7 @@ class CapturedNetwork(Wrapped):
         if key not in self._replays:
             called = _without_cached_casts(self._called)
             with torch.inference_mode(False), torch.no_grad():
-                self._replays[key] = record(lambda x: (called(x),), images.clone())
+                self._replays[key] = capture(lambda x: (called(x),), images.clone())
         recorded = self._replays[key]
         return lambda x: recorded(x)[0]
 

@@ -1,13 +1,13 @@
-"""Encoder and decoder for translation: ResMLP's matrices over positions, and the base Transformer in the same frame.
+"""Encoder-decoder networks for translation: ResMLP with matrices over positions, and the base Transformer.
 
 Letters: B sentences, S and T positions of source and target, C channels, V words, N rows decoded together. Both stacks
 are pre-norm residual branches; the decoder also attends to the encoder's output. ResMLP (Touvron et al. 2021, section
-3.6; thesis 4.2) replaces self-attention alone, by a matrix over positions, triangular in the decoder. The Transformer
-(Vaswani et al. 2017) differs from its paper in where it normalises: before a branch, not after the sum.
+3.6; thesis 4.2) replaces self-attention by a matrix over positions, triangular in the decoder, and keeps
+cross-attention. The Transformer (Vaswani et al. 2017) normalizes before a branch rather than after the sum.
 
-Sentences begin at position 0, end with EOS and are padded with PAD; what the decoder reads begins with BOS. The papers
-leave open norms, scales and positions: here Aff before and LayerScale after every branch, cross-attention too, one Aff
-at the end of each stack, and no position vectors, since the matrix knows positions.
+Sentences start at position 0, end with EOS and are padded with PAD; the input of the decoder starts with BOS. The
+papers do not specify norms, scales and positions. Here: Affine before and LayerScale after every branch, one Affine at
+the end of each stack, and no position embeddings, since the matrix depends on positions.
 """
 
 import dataclasses
@@ -41,21 +41,21 @@ from patchloom_runtime.text.vocabulary import PAD, UNKNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig:
-    """Options of a translation network. Frozen: a change makes another network."""
+    """Options of a translation network."""
 
     name: str = ""
-    vocabulary: int  # words, shared by both languages, with the special tokens
-    max_length: int = 256  # positions of a sentence, with EOS or BOS
+    vocabulary: int  # words of both languages and special tokens
+    max_length: int = 256  # positions per sentence, including EOS or BOS
     dim: int = 512
     hidden: int = 2048  # of the MLPs
-    layers: tuple[int, int] = (6, 6)  # of encoder and decoder; an int means both
+    layers: tuple[int, int] = (6, 6)  # encoder and decoder; an int means both
     heads: int = 8
     mixing: Literal["linear", "attention"] = "linear"
     position: Literal["none", "sinusoidal", "learned"] = "none"
     norm: Literal["affine", "layer"] = "affine"
-    scale_init: float | None = 0.2  # of LayerScale; None: no LayerScale
+    scale_init: float | None = 0.2  # initial LayerScale; None: no LayerScale
     activation: ActivationName = "gelu"
-    dropout: float = 0.1  # of embeddings, of every branch's output and inside the MLPs
+    dropout: float = 0.1  # on embeddings, outputs of branches and inside MLPs
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, int):
@@ -66,24 +66,24 @@ class Seq2SeqConfig:
         if self.vocabulary <= UNKNOWN + 1:
             raise UsageError(f"vocabulary is {self.vocabulary}, expected more than the {UNKNOWN + 1} special tokens")
         if len(self.layers) != 2 or min(self.layers) < 1:
-            raise UsageError(f"layers is a number or (encoder, decoder), at least 1 each; given {self.layers!r}")
+            raise UsageError(f"layers is {self.layers!r}, expected a number or (encoder, decoder), at least 1 each")
         if self.dim % self.heads:
-            raise UsageError(f"dim is a multiple of heads, given {self.dim} and {self.heads}")
+            raise UsageError(f"dim must be a multiple of heads, but they are {self.dim} and {self.heads}")
         if not 0 <= self.dropout < 1:
-            raise UsageError(f"dropout is a probability below 1, given {self.dropout}")
+            raise UsageError(f"dropout is {self.dropout}, expected a probability below 1")
         if self.mixing == "attention" and self.position == "none":
-            raise UsageError("attention alone does not know the order of words: use position=sinusoidal or learned")
+            raise UsageError("attention alone ignores the order of words: use position=sinusoidal or learned")
 
 
 class EncoderOutput(NamedTuple):
-    """What the encoder made of a batch of sentences."""
+    """The encoder's output for a batch of sentences."""
 
     states: Tensor  # (B, S, C)
     keep: Tensor  # (B, S), False at padding
 
 
 class EncoderLayer(nn.Module):
-    """Mix positions, then channels."""
+    """Mixes positions, then channels."""
 
     def __init__(self, *, mixing: SequenceResidual, channels: Residual) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Mix the positions so far, look at the source, mix channels."""
+    """Mixes the positions so far, attends to the source, mixes channels."""
 
     def __init__(self, *, mixing: SequenceResidual, cross: SequenceResidual, channels: Residual) -> None:
         super().__init__()
@@ -106,50 +106,50 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor, memory: EncoderOutput) -> Tensor:
         """(B, T, C), (B, T) → (B, T, C)."""
-        return self.channels(self.cross(self.mixing(x, keep), self.look(memory.states, memory.keep[:, None, None])))
+        return self.channels(self.cross(self.mixing(x, keep), self.prepare(memory.states, memory.keep[:, None, None])))
 
-    def look(self, states: Tensor, seen: Tensor | None) -> AttendedSource:
-        """Keys and values of the source, (B, S, C)."""
+    def prepare(self, states: Tensor, mask: Tensor | None) -> AttendedSource:
+        """Return keys and values of the source, (B, S, C)."""
         mix: CrossAttention = self.cross.mix  # type: ignore[assignment]
-        return mix.look(states, seen)
+        return mix.prepare(states, mask)
 
     def start(self, buffer: Tensor, rows: int, steps: int) -> StepCache:
-        """An empty cache of positions."""
+        """Return an empty cache of positions."""
         mix: PositionLinear | SequenceAttention = self.mixing.mix  # type: ignore[assignment]
         return mix.start(buffer, rows, steps)
 
-    def step(self, x: Tensor, past: StepCache, looked: AttendedSource, position: int) -> Tensor:
+    def step(self, x: Tensor, past: StepCache, source: AttendedSource, position: int) -> Tensor:
         """(N, C) at `position` → (N, C)."""
-        return self.channels(self.cross.step(self.mixing.step(x, past, position), looked))
+        return self.channels(self.cross.step(self.mixing.step(x, past, position), source))
 
 
 class Cache:
-    """The state of a decoding: of each layer, the rows' past positions and the sentences' keys and values.
+    """The state of decoding: for each layer, past positions of the rows, and keys and values of the sentences.
 
-    A sentence has `beams` rows, one after another. Keys and values exist once per sentence and are never reordered.
+    A sentence has `beams` adjacent rows. Keys and values exist once per sentence and are never reordered.
     """
 
-    def __init__(self, past: list[StepCache], spare: Tensor, looked: list[AttendedSource], steps: int) -> None:
-        self.past, self.looked, self.steps = past, looked, steps
+    def __init__(self, past: list[StepCache], spare: Tensor, sources: list[AttendedSource], steps: int) -> None:
+        self.past, self.sources, self.steps = past, sources, steps
         self.length = 0  # positions done
-        self._spare = spare  # takes a layer's rows in their new order, then what was that layer's becomes spare
+        self._spare = spare  # receives a layer's reordered rows; the layer's old buffer is then the spare one
 
     def reorder(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Row i becomes what row rows[i] was, of the same sentence.
+        """Replace row i by row rows[i] of the same sentence.
 
-        With `sentences` those alone stay, in that order, and `rows` names the rows of these.
+        With `sentences`, only those are kept, in that order, and `rows` are the rows of these.
         """
         for past in self.past:
             self._spare = past.reorder(rows, self.length, self._spare)
         if sentences is not None:
-            self.looked = [
-                AttendedSource(*(None if part is None else part.index_select(0, sentences) for part in looked))  # type: ignore[arg-type]
-                for looked in self.looked
+            self.sources = [
+                AttendedSource(*(None if part is None else part.index_select(0, sentences) for part in source))  # type: ignore[arg-type]
+                for source in self.sources
             ]
 
 
 class Seq2Seq(nn.Module):
-    """Shared embedding, encoder, decoder; the embedding is the output matrix too."""
+    """Shared embedding, encoder and decoder. The embedding is also the output matrix."""
 
     Config = Seq2SeqConfig
     positions: Tensor | None  # (max_length, C)
@@ -203,13 +203,15 @@ class Seq2Seq(nn.Module):
     # Whole sentences --------------------------------------------------------------------------------------------------
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Ids (B, S), and (B, T) from BOS on → logits (B, T, V); those at t are of the word after target[:, t]."""
+        """Ids (B, S), and (B, T) starting with BOS → logits (B, T, V). Those at t predict word t + 1."""
         if source.shape[:1] != target.shape[:1]:
-            raise UsageError(f"{source.shape[0]} sources go with as many targets, given {target.shape[0]}")
+            raise UsageError(
+                f"there are {source.shape[0]} sources and {target.shape[0]} targets, expected as many of each"
+            )
         return self.logits(self.decode(target, self.encode(source)))
 
     def encode(self, source: Tensor) -> EncoderOutput:
-        """Ids (B, S), PAD after the end → memory; a row of nothing but PAD is one word long."""
+        """Encode ids (B, S), padded with PAD. A row of PAD alone counts as one word."""
         self._check("source", source)
         if source.shape[1] == 0:
             source = source.new_full((source.shape[0], 1), PAD)
@@ -221,7 +223,7 @@ class Seq2Seq(nn.Module):
         return EncoderOutput(self.encoder_norm(x), keep)
 
     def decode(self, target: Tensor, memory: EncoderOutput) -> Tensor:
-        """Ids (B, T) from BOS on → states (B, T, C), from which `logits` follow."""
+        """Ids (B, T) starting with BOS → states (B, T, C), the input of `logits`."""
         self._check("target", target)
         x, keep = self._embed(target), target != PAD
         for layer in self.decoder:
@@ -247,38 +249,38 @@ class Seq2Seq(nn.Module):
         if tokens.shape[1] > c.max_length:
             raise DataError(
                 f"a {side} has {tokens.shape[1]} tokens, {c.name or 'the network'} was made for max_length "
-                f"{c.max_length}; split or leave out longer sentences, or train with a larger max_length"
+                f"{c.max_length}; split or skip longer sentences, or train with a larger max_length"
             )
 
     # Word by word, without gradients ----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def start(self, memory: EncoderOutput, beams: int, steps: int) -> Cache:
-        """An empty cache for `beams` rows a sentence and `steps` words."""
+        """Return an empty cache for `beams` rows per sentence and `steps` words."""
         at_least("beams", beams, 1)
         if not 1 <= steps <= self.config.max_length:
-            raise UsageError(f"steps is 1 to max_length {self.config.max_length}, given {steps}")
+            raise UsageError(f"steps is {steps}, expected 1 to max_length {self.config.max_length}")
         rows = memory.states.shape[0] * beams
-        seen = None if bool(memory.keep.all()) else memory.keep[:, None, None]
-        kept = (PositionLinear if self.config.mixing == "linear" else SequenceAttention).kept
-        # One piece of memory for all layers: a large one goes back to the system when the sentences are done.
-        size = (self.config.layers[1] + 1, rows * steps * kept * self.config.dim)
+        mask = None if bool(memory.keep.all()) else memory.keep[:, None, None]
+        cached = (PositionLinear if self.config.mixing == "linear" else SequenceAttention).cached
+        # One allocation for all layers: a large one is returned to the system when the sentences are done.
+        size = (self.config.layers[1] + 1, rows * steps * cached * self.config.dim)
         *buffers, spare = self.embedding.weight.new_empty(size)
         layers = list(self._decoder_layers())
         past = [layer.start(buffer, rows, steps) for layer, buffer in zip(layers, buffers, strict=True)]
-        return Cache(past, spare, [layer.look(memory.states, seen) for layer in layers], steps)
+        return Cache(past, spare, [layer.prepare(memory.states, mask) for layer in layers], steps)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """The ids of every row's next word, BOS first, (N,) → logits (N, V) of the word after it."""
+        """Ids (N,) of the next word of every row, BOS first → logits (N, V) of the word after it."""
         position = cache.length
         if position == cache.steps:
-            raise UsageError(f"the cache was started for {cache.steps} steps and all are done; start it with more")
+            raise UsageError(f"the cache was started for {cache.steps} steps, which are used up; start it with more")
         x = self.embedding(tokens) * math.sqrt(self.config.dim)
         if self.positions is not None:
             x = x + self.positions[position]
-        for layer, past, looked in zip(self._decoder_layers(), cache.past, cache.looked, strict=True):
-            x = layer.step(x, past, looked, position)
+        for layer, past, source in zip(self._decoder_layers(), cache.past, cache.sources, strict=True):
+            x = layer.step(x, past, source, position)
         cache.length += 1
         return few_rows_linear(self.decoder_norm(x), self.embedding.weight)
 
@@ -287,13 +289,13 @@ class Seq2Seq(nn.Module):
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Sines in the even channels, cosines in the odd, wavelengths from 2π to 20000π (Vaswani 3.5): (positions, dim)."""
+    """Return sinusoidal position embeddings (positions, dim), with wavelengths from 2π to 20000π (Vaswani 3.5)."""
     rates = 10_000 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), rates)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(torch.get_default_dtype())
 
 
-# Name → what differs from the defaults (ResMLP table 5, and Vaswani's base).
+# Name → options that differ from the defaults (ResMLP table 5, and Vaswani's base).
 VARIANTS: dict[str, dict[str, Any]] = {
     "translation_resmlp_6": {"layers": 6},
     "translation_resmlp_12": {"layers": 12},
@@ -309,13 +311,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def create_seq2seq(name: str, *, vocabulary: int, **options: Any) -> Seq2Seq:
-    """A translation network by its name, with random weights.
+    """Create a translation network with random weights.
 
-    `options` are the fields of `Seq2SeqConfig`; an unknown name or option is an error that names the nearest ones.
+    `options` are fields of `Seq2SeqConfig`. Raises UsageError with the nearest match for an unknown name or option.
     """
     if name not in VARIANTS:
         known = list(VARIANTS)
-        raise UsageError(f"no translation network is called {name!r}.{nearest(name, known)} Known: {', '.join(known)}")
+        raise UsageError(f"there is no translation network {name!r}.{nearest(name, known)} Known: {', '.join(known)}")
     fields = [field.name for field in dataclasses.fields(Seq2SeqConfig) if field.name != "name"]
     for option in options:
         if option not in fields:

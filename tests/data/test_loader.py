@@ -173,7 +173,7 @@ def test_a_worker_that_dies_while_nobody_waits_raises_only_at_the_next_wait():
     [(-signal.SIGBUS, "SIGBUS"), (-signal.SIGSEGV, "SIGSEGV"), (3, 3)],
 )
 def test_each_end_of_a_worker_has_its_words(code, fact):
-    assert has_facts(workers._in_words(77, code), 77, fact)
+    assert has_facts(workers._cause_of_death(77, code), 77, fact)
 
 
 @dataclass(frozen=True)

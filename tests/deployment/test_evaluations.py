@@ -179,7 +179,7 @@ def test_heads_take_part_in_the_disagreement(runs) -> None:
     table = found.disagreement()
     assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
     classifier = patchloom.load(runs["distilled"], device="cpu")
-    from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+    from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 
     loader = make_evaluation_loader(open_data(DATA).val, 32, 1.0, batch_size=64, device=classifier.device, workers=0)
     heads = head_decisions(classifier.model, loader.epoch(0))

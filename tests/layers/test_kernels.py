@@ -87,7 +87,7 @@ for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVI
         same(talking_attention.talking_attention, attended, given, tolerance, with_gradients=False)
     for b, h, w, c in ((2, 3, 5, 4), (1, 17, 9, 130)):
         given = [each.detach() for each in leaves(low, (b, h, w, c), (w, w), (w,), (h, h), (h,))]
-        same(rows_and_columns.beside_rows_and_columns, beside, given, tolerance, with_gradients=False)
+        same(rows_and_columns.concat_rows_and_columns, beside, given, tolerance, with_gradients=False)
     for b, p, c, d in ((2, 5, 7, 9), (3, 70, 130, 140)):
         given = [each.detach() for each in leaves(low, (b, p, d), (b, p, c), (b, c), (d, c), (d,))]
         plain = lambda to, x, gate, w, s: to + F.linear(x * gate[:, None], w, s)

@@ -278,7 +278,7 @@ def test_word_by_word_is_the_whole_sentence(name, beams) -> None:
     target = torch.tensor([[BOS, *sentence(9, seed)] for seed in range(3 * beams)])
     expected = network(source.repeat_interleave(beams, dim=0), target)
     cache = network.start(network.encode(source), beams, steps=10)
-    assert all(part.shape[0] == 3 for looked in cache.looked for part in looked)
+    assert all(part.shape[0] == 3 for source in cache.sources for part in source)
     for position in range(10):
         logits = network.step(target[:, position], cache)
         torch.testing.assert_close(logits, expected[:, position], rtol=0, atol=1e-13)

@@ -1,7 +1,7 @@
-"""GELU of a BatchNorm in training, whose statistics are those of the batch: sMLPNet's maps before every mixing.
+"""GELU(BatchNorm(x)) in training, with the statistics of the batch: the start of every unit of sMLPNet.
 
-Letters: M positions of all images, C channels, L columns of rows of one or more positions. There are two passes forward
-(sums; GELU) and two backward (sums; gradients), each of which reads what it needs once; nothing but x is kept.
+Letters: M positions of all images, C channels; the kernels see rows of L columns, one or more positions each. There are
+two passes forward (sums; GELU) and two backward (sums; gradients). Only x is saved for the backward pass.
 """
 
 from typing import Any
@@ -14,30 +14,31 @@ from torch import Tensor
 from patchloom.layers.kernels import cores
 from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, cumulative, folded
 
-ROWS, PER_CORE = 32, 4  # of one step; programs per core of a GPU
+ROWS, PER_CORE = 32, 4  # per step; programs per multiprocessor
 
 
 @triton.jit
 def _slope(z):
-    """Derivative of GELU."""
+    # The derivative of GELU.
     _, slope = cumulative(z)
     return slope
 
 
 @triton.jit
 def _sums(x, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
-    """Sums and sums of squares of x less its first row, of some columns; programs take turns with the rows."""
+    # Sums and sums of squares of x minus its first row, which keeps precision where the mean is large.
+    # A program handles CB columns of every num_programs-th block of RB rows.
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     inside = columns < L
     offset = tl.load(x + columns % C, mask=inside, other=0.0).to(tl.float32)[None, :]
     total, squares = tl.zeros((RB, CB), tl.float32), tl.zeros((RB, CB), tl.float32)
     for begin in tl.range(tl.program_id(0) * RB, rows, tl.num_programs(0) * RB, num_stages=3):
         row = (begin + tl.arange(0, RB)).to(tl.int64)[:, None]
-        there = (row < rows) & inside[None, :]
-        seen = tl.load(x + row * L + columns[None, :], mask=there, other=0.0).to(tl.float32) - offset
-        seen = tl.where(there, seen, 0.0)
-        total += seen
-        squares += seen * seen
+        mask = (row < rows) & inside[None, :]
+        value = tl.load(x + row * L + columns[None, :], mask=mask, other=0.0).to(tl.float32) - offset
+        value = tl.where(mask, value, 0.0)
+        total += value
+        squares += value * value
     place = tl.program_id(0) * L + columns
     tl.store(first + place, tl.sum(total, axis=0), mask=inside)
     tl.store(second + place, tl.sum(squares, axis=0), mask=inside)
@@ -45,7 +46,7 @@ def _sums(x, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
 
 @triton.jit
 def _back_sums(x, grad, scale, shift, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
-    """Sums of the gradient before the GELU, alone and times x."""
+    # Sums of the gradient before the GELU, and of its product with x.
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     inside = columns < L
     factor = tl.load(scale + columns % C, mask=inside, other=0.0)[None, :]
@@ -54,11 +55,11 @@ def _back_sums(x, grad, scale, shift, first, second, rows, L, C, RB: tl.constexp
     total, products = tl.zeros((RB, CB), tl.float32), tl.zeros((RB, CB), tl.float32)
     for begin in tl.range(tl.program_id(0) * RB, rows, tl.num_programs(0) * RB, num_stages=3):
         row = (begin + tl.arange(0, RB)).to(tl.int64)[:, None]
-        places, there = row * L + columns[None, :], (row < rows) & inside[None, :]
-        seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
-        back = tl.load(grad + places, mask=there, other=0.0).to(tl.float32) * _slope(seen * factor + added)
+        offsets, mask = row * L + columns[None, :], (row < rows) & inside[None, :]
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        back = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32) * _slope(value * factor + added)
         total += back
-        products += back * (seen - offset)
+        products += back * (value - offset)
     place = tl.program_id(0) * L + columns
     tl.store(first + place, tl.sum(total, axis=0), mask=inside)
     tl.store(second + place, tl.sum(products, axis=0), mask=inside)
@@ -66,22 +67,22 @@ def _back_sums(x, grad, scale, shift, first, second, rows, L, C, RB: tl.constexp
 
 @triton.jit
 def _back(x, grad, scale, shift, slope, constant, out, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
-    """scale · gradient before the GELU + slope · x + constant."""
+    # scale · gradient before the GELU + slope · x + constant.
     row = (tl.program_id(0) * RB + tl.arange(0, RB)).to(tl.int64)[:, None]
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     inside, channels = columns < L, columns % C
     factor = tl.load(scale + channels, mask=inside, other=0.0)[None, :]
     added = tl.load(shift + channels, mask=inside, other=0.0)[None, :]
-    places, there = row * L + columns[None, :], (row < rows) & inside[None, :]
-    seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
-    back = tl.load(grad + places, mask=there, other=0.0).to(tl.float32) * _slope(seen * factor + added)
-    found = factor * back + tl.load(slope + channels, mask=inside, other=0.0)[None, :] * seen
-    found += tl.load(constant + channels, mask=inside, other=0.0)[None, :]
-    tl.store(out + places, found.to(out.dtype.element_ty), mask=there)
+    offsets, mask = row * L + columns[None, :], (row < rows) & inside[None, :]
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    back = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32) * _slope(value * factor + added)
+    result = factor * back + tl.load(slope + channels, mask=inside, other=0.0)[None, :] * value
+    result += tl.load(constant + channels, mask=inside, other=0.0)[None, :]
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
 def _column_sums(kernel: Any, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Two sums per channel, by `kernel`, in float32."""
+    """Return the two sums per channel that `kernel` computes, in float32."""
     c = x.shape[-1]
     rows, length = folded(x.numel() // c, c)
     blocks = triton.cdiv(length, WIDTH)
@@ -95,7 +96,7 @@ def _column_sums(kernel: Any, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op("patchloom::batch_norm_gelu", mutates_args=())
 def batch_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """GELU(BatchNorm(x)), mean and variance of the batch; (..., C), (C) twice → (..., C), (C) twice in float32."""
+    """Return GELU(BatchNorm(x)) (..., C), and mean and variance of the batch, (C) each, in float32."""
     x = x.contiguous()
     c = x.shape[-1]
     m = x.numel() // c
@@ -113,7 +114,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tens
 
 
 def _affine(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """BatchNorm as scale · x + shift."""
+    """Return scale and shift of the BatchNorm as scale · x + shift."""
     scale = weight * torch.rsqrt(var + eps)
     return scale, bias - mean * scale
 
@@ -122,7 +123,7 @@ def _affine(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float)
 def batch_norm_gelu_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
+    """Return the gradients of x, weight and bias."""
     x, grad = x.contiguous(), grad.contiguous()
     c = x.shape[-1]
     m = x.numel() // c
@@ -150,16 +151,16 @@ def _(
     return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, ctx.eps = inputs
     _, mean, var = output
     ctx.mark_non_differentiable(mean, var)
     ctx.save_for_backward(x, weight, bias, mean, var)
 
 
-def _gradients(ctx: Any, grad: Tensor, of_mean: Tensor, of_var: Tensor) -> tuple[Tensor | None, ...]:
+def _compute_gradients(ctx: Any, grad: Tensor, of_mean: Tensor, of_var: Tensor) -> tuple[Tensor | None, ...]:
     del of_mean, of_var
     return *batch_norm_gelu_backward(grad, *ctx.saved_tensors, ctx.eps), None
 
 
-batch_norm_gelu.register_autograd(_gradients, setup_context=_keep)
+batch_norm_gelu.register_autograd(_compute_gradients, setup_context=_setup_context)

@@ -1,7 +1,7 @@
-"""A linear layer of gated maps with its residual sum, for inference: PatchConvNet's squeeze-and-excite ends in it.
+"""The end of PatchConvNet's block for inference: gate the maps, apply a linear layer, add the residual.
 
-Letters: B images, P positions, C channels in, D out. Maps are gated as they are read, and the sum is made as the result
-is written: PyTorch has two passes beside the product for that.
+Letters: B images, P positions, C channels in, D out. Maps are gated while they are read, and the residual is added
+while the result is written. PyTorch needs two further passes.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, OUTPUTS, CHANNELS, WARPS, STAGES = 128, 128, 64, 4, 3  # CHANNELS are those of one step
+ROWS, OUTPUTS, CHANNELS, WARPS, STAGES = 128, 128, 64, 4, 3  # CHANNELS: per step
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def _forward(
     maps, gate, weight, bias, added_to, out, P, C, D,
     RB: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of some positions of one image."""
+    # A program handles DB outputs of RB positions of one image.
     blocks, tiles = tl.cdiv(D, DB), tl.cdiv(P, RB)
     image = (tl.program_id(0) // (blocks * tiles)).to(tl.int64)
     rows = tl.program_id(0) // blocks % tiles * RB + tl.arange(0, RB)
@@ -27,25 +27,28 @@ def _forward(
     for first in tl.range(0, C, CB):
         channels = first + tl.arange(0, CB)
         inside = channels < C
-        seen = tl.load(
+        value = tl.load(
             start + rows[:, None] * C + channels[None, :], mask=(rows[:, None] < P) & inside[None, :], other=0.0
         )
-        opened = tl.load(gate + image * C + channels, mask=inside, other=0.0)
-        some = tl.load(
+        gates = tl.load(gate + image * C + channels, mask=inside, other=0.0)
+        weights = tl.load(
             weight + outputs[:, None] * C + channels[None, :],
             mask=(outputs[:, None] < D) & inside[None, :],
             other=0.0,
         )
-        total = tl.dot(seen * opened[None, :], tl.trans(some), total, input_precision="ieee")
+        total = tl.dot(value * gates[None, :], tl.trans(weights), total, input_precision="ieee")
     total += tl.load(bias + outputs, mask=outputs < D, other=0.0).to(tl.float32)[None, :]
-    places, there = rows[:, None] * D + outputs[None, :], (rows[:, None] < P) & (outputs[None, :] < D)
-    total += tl.load(added_to + image * P * D + places, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + image * P * D + places, total.to(out.dtype.element_ty), mask=there)
+    offsets, mask = rows[:, None] * D + outputs[None, :], (rows[:, None] < P) & (outputs[None, :] < D)
+    total += tl.load(added_to + image * P * D + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + image * P * D + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
 @torch.library.custom_op("patchloom::gated_linear", mutates_args=())
 def gated_linear(added_to: Tensor, maps: Tensor, gate: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """added_to + (gate · maps) · weightᵀ + bias, without gradients; (B, P, D), (B, P, C), (B, C), (D, C), (D)."""
+    """Return added_to + (gate · maps) · weightᵀ + bias, without gradients.
+
+    (B, P, D), (B, P, C), (B, C), (D, C), (D) → (B, P, D)
+    """
     added_to, maps, gate, weight = (each.contiguous() for each in (added_to, maps, gate, weight))
     (b, p, c), d = maps.shape, weight.shape[0]
     out = torch.empty_like(added_to)

@@ -1,7 +1,7 @@
-"""GELU as kernels compute it; with what stands before and after it, in one pass over maps or tokens, for inference.
+"""GELU for other kernels, and fused with an affine layer before it or a mean after it, for inference.
 
-Letters: B images, P positions, C channels. PyTorch adds or multiplies one number per channel in a pass of its own, and
-one that reads two bytes at a time.
+Letters: B images, P positions, C channels. PyTorch needs a separate pass for the affine layer, which reads two bytes at
+a time.
 """
 
 import math
@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-POSITIONS, CHANNELS = 32, 64  # of one step
-WIDTH = 128  # of rows that are cut for programs
+POSITIONS, CHANNELS = 32, 64  # per step
+WIDTH = 128  # columns per program
 
 
 @triton.jit
 def cumulative(x):
-    """Φ(x) and the derivative of x · Φ(x), to 1e-7.
+    """Return Φ(x) and the derivative of x · Φ(x), with an error of at most 1e-7.
 
-    One exponential and one division for both (Abramowitz and Stegun, 7.1.26): erf takes so much arithmetic that it,
-    not the memory, would bound a pass.
+    Both take one exponential and one division (Abramowitz and Stegun, 7.1.26). With erf, arithmetic rather than memory
+    would limit the speed.
     """
     near = 1 / (1 + 0.23164188 * tl.abs(x))
     bell = tl.exp2(-0.7213475204444817 * x * x)
@@ -32,7 +32,7 @@ def cumulative(x):
 
 @triton.jit
 def cumulative_tanh(x):
-    """The same for the approximation 0.5 · (1 + tanh(…)) of Φ."""
+    """Return the same for the approximation Φ(x) ≈ 0.5 · (1 + tanh(…))."""
     square = x * x
     share = 1 / (1 + tl.exp2(-2.302208198 * x * (1 + 0.044715 * square)))
     return share, share + share * (1 - share) * x * (1.5957691216057308 + 0.2140644488 * square)
@@ -40,35 +40,35 @@ def cumulative_tanh(x):
 
 @triton.jit
 def gelu(x):
-    """x · Φ(x)."""
+    """Return x · Φ(x)."""
     share, _ = cumulative(x)
     return x * share
 
 
 @triton.jit
 def gelu_tanh(x):
-    """Its approximation."""
+    """Return x · Φ(x), with the tanh approximation of Φ."""
     share, _ = cumulative_tanh(x)
     return x * share
 
 
 @triton.jit
 def _affine_gelu(x, weight, bias, out, rows, L, C, WEIGHTED: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr):
-    """Some columns of some rows, which are L wide."""
+    # A program handles RB rows × CB columns. Rows are L wide: one or more positions of C channels.
     row = (tl.program_id(0) * RB + tl.arange(0, RB)).to(tl.int64)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
-    there = (row[:, None] < rows) & (columns[None, :] < L)
-    places = row[:, None] * L + columns[None, :]
-    seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+    mask = (row[:, None] < rows) & (columns[None, :] < L)
+    offsets = row[:, None] * L + columns[None, :]
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if WEIGHTED:
-        seen *= tl.load(weight + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
-    seen += tl.load(bias + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + places, gelu(seen).to(out.dtype.element_ty), mask=there)
+        value *= tl.load(weight + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
+    value += tl.load(bias + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + offsets, gelu(value).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _gelu_and_mean(x, bias, out, means, C, P: tl.constexpr, PB: tl.constexpr, CB: tl.constexpr):
-    """Some channels of all positions of one image."""
+    # A program handles CB channels of all positions of one image.
     image = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * CB + tl.arange(0, CB)
     inside = channels < C
@@ -76,25 +76,25 @@ def _gelu_and_mean(x, bias, out, means, C, P: tl.constexpr, PB: tl.constexpr, CB
     total = tl.zeros((PB, CB), tl.float32)
     for first in tl.range(0, P, PB, num_stages=3):
         positions = first + tl.arange(0, PB)
-        there = (positions[:, None] < P) & inside[None, :]
-        places = (image * P + positions[:, None]) * C + channels[None, :]
-        found = gelu(tl.load(x + places, mask=there, other=0.0).to(tl.float32) + shift)
-        total += tl.where(there, found, 0.0)
-        tl.store(out + places, found.to(out.dtype.element_ty), mask=there)
+        mask = (positions[:, None] < P) & inside[None, :]
+        offsets = (image * P + positions[:, None]) * C + channels[None, :]
+        activated = gelu(tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) + shift)
+        total += tl.where(mask, activated, 0.0)
+        tl.store(out + offsets, activated.to(out.dtype.element_ty), mask=mask)
     mean = tl.sum(total, axis=0) / P
     tl.store(means + image * C + channels, mean.to(means.dtype.element_ty), mask=inside)
 
 
 def folded(positions: int, channels: int) -> tuple[int, int]:
-    """Rows and columns of the same memory, a row of as many positions as fill the width of programs."""
-    at_once = WIDTH // math.gcd(channels, WIDTH)
-    whole = positions % at_once == 0
-    return (positions // at_once, channels * at_once) if whole else (positions, channels)
+    """Return (rows, columns) of a view in which a row holds as many positions as fill a program's width."""
+    per_row = WIDTH // math.gcd(channels, WIDTH)
+    whole = positions % per_row == 0
+    return (positions // per_row, channels * per_row) if whole else (positions, channels)
 
 
 @torch.library.custom_op("patchloom::affine_gelu", mutates_args=())
 def affine_gelu(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
-    """GELU(weight · x + bias), without gradients; (..., C), (C) twice → (..., C)."""
+    """Return GELU(weight · x + bias), without gradients: (..., C), (C), (C) → (..., C)."""
     x = x.contiguous()
     out, channels = torch.empty_like(x), x.shape[-1]
     rows, length = folded(x.numel() // channels, channels)
@@ -114,7 +114,7 @@ def _(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("patchloom::gelu_and_mean", mutates_args=())
 def gelu_and_mean(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU(x + bias) and its mean over the positions, without gradients; (B, P, C), (C) → (B, P, C), (B, C)."""
+    """Return GELU(x + bias) and its mean over positions, without gradients: (B, P, C), (C) → (B, P, C), (B, C)."""
     x = x.contiguous()
     b, p, c = x.shape
     out, means = torch.empty_like(x), x.new_empty(b, c)

@@ -1,7 +1,7 @@
-"""An MLP in training: the GELU between its two products, forward and backward, at the speed of the memory.
+"""An MLP in training, whose GELU runs at memory speed, forward and backward.
 
-Letters: M positions of all images, D hidden units. A compiler's GELU is bound by the arithmetic of erf, and adds up the
-gradient of the bias in a pass of its own.
+Letters: M positions of all images, D hidden units. The GELU that torch.compile generates is limited by the arithmetic
+of erf, and sums the gradient of the bias in a separate pass.
 """
 
 from typing import Any
@@ -15,47 +15,46 @@ from torch.nn import functional as F
 from patchloom.layers.kernels import cores
 from patchloom.layers.kernels.gelu import cumulative, cumulative_tanh, gelu, gelu_tanh
 
-AT_ONCE = 2048  # numbers of one program forward
-ROWS, COLUMNS, PER_CORE = 32, 128, 8  # of one step backward; programs per core of a GPU
+BLOCK = 2048  # numbers per program, forward
+ROWS, COLUMNS, PER_CORE = 32, 128, 8  # per step, backward; programs per multiprocessor
 
 
 @triton.jit
 def _forward(hidden, out, count, TANH: tl.constexpr, SIZE: tl.constexpr):
-    """Some numbers."""
-    places = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    x = tl.load(hidden + places, mask=places < count, other=0.0).to(tl.float32)
-    found = gelu_tanh(x) if TANH else gelu(x)
-    tl.store(out + places, found.to(out.dtype.element_ty), mask=places < count)
+    offsets = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    x = tl.load(hidden + offsets, mask=offsets < count, other=0.0).to(tl.float32)
+    y = gelu_tanh(x) if TANH else gelu(x)
+    tl.store(out + offsets, y.to(out.dtype.element_ty), mask=offsets < count)
 
 
 @triton.jit
 def _backward(
     grad, hidden, of_hidden, activated, sums, M, D, TANH: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr
 ):  # fmt: skip
-    """Some columns; programs take turns with the rows."""
+    # A program handles CB columns of every num_programs-th block of RB rows.
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     inside = columns < D
     total = tl.zeros((RB, CB), tl.float32)
     for begin in tl.range(tl.program_id(0) * RB, M, tl.num_programs(0) * RB, num_stages=3):
         row = (begin + tl.arange(0, RB)).to(tl.int64)[:, None]
-        places, there = row * D + columns[None, :], (row < M) & inside[None, :]
-        x = tl.load(hidden + places, mask=there, other=0.0).to(tl.float32)
-        back = tl.load(grad + places, mask=there, other=0.0).to(tl.float32)
+        offsets, mask = row * D + columns[None, :], (row < M) & inside[None, :]
+        x = tl.load(hidden + offsets, mask=mask, other=0.0).to(tl.float32)
+        back = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32)
         share, slope = cumulative_tanh(x) if TANH else cumulative(x)
         back *= slope
         total += back
-        tl.store(of_hidden + places, back.to(of_hidden.dtype.element_ty), mask=there)
-        tl.store(activated + places, (x * share).to(activated.dtype.element_ty), mask=there)
+        tl.store(of_hidden + offsets, back.to(of_hidden.dtype.element_ty), mask=mask)
+        tl.store(activated + offsets, (x * share).to(activated.dtype.element_ty), mask=mask)
     tl.store(sums + tl.program_id(0) * D + columns, tl.sum(total, axis=0), mask=inside)
 
 
 @torch.library.custom_op("patchloom::gelu", mutates_args=())
 def gelu_of(hidden: Tensor, tanh: bool) -> Tensor:
-    """GELU(hidden)."""
+    """Return GELU(hidden)."""
     hidden = hidden.contiguous()
     out = torch.empty_like(hidden)
     with torch.cuda.device_of(hidden):
-        _forward[(triton.cdiv(hidden.numel(), AT_ONCE),)](hidden, out, hidden.numel(), tanh, AT_ONCE)
+        _forward[(triton.cdiv(hidden.numel(), BLOCK),)](hidden, out, hidden.numel(), tanh, BLOCK)
     return out
 
 
@@ -67,7 +66,7 @@ def _(hidden: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("patchloom::gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, hidden: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of `hidden`, GELU(hidden) again, and the gradient's sum over rows; (M, D) twice → twice, (D)."""
+    """Return the gradient of `hidden` (M, D), GELU(hidden) (M, D), and the gradient's sum over rows (D)."""
     grad, hidden = grad.contiguous(), hidden.contiguous()
     m, d = hidden.shape
     of_hidden, activated = torch.empty_like(hidden), torch.empty_like(hidden)
@@ -90,9 +89,9 @@ def _(grad: Tensor, hidden: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]
 
 
 class GeluMLP(torch.autograd.Function):
-    """weight2 · GELU(weight1 · x + bias1) + bias2, which keeps x and the hidden layer for the backward pass.
+    """weight2 · GELU(weight1 · x + bias1) + bias2, which saves x and the hidden layer for the backward pass.
 
-    Autograd would keep GELU(hidden) as well, which the way back through the GELU gives again.
+    Autograd would also save GELU(hidden), which the backward kernel recomputes.
     """
 
     @staticmethod
@@ -104,16 +103,16 @@ class GeluMLP(torch.autograd.Function):
         hidden = F.linear(x.reshape(-1, x.shape[-1]), first, bias1.to(x.dtype))  # (M, D)
         out = F.linear(gelu_of(hidden, tanh), second, bias2.to(x.dtype))
         ctx.save_for_backward(x, hidden, first, second)
-        ctx.tanh, ctx.kinds = tanh, (weight1.dtype, bias1.dtype, weight2.dtype, bias2.dtype)
+        ctx.tanh, ctx.dtypes = tanh, (weight1.dtype, bias1.dtype, weight2.dtype, bias2.dtype)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of x, weights and biases."""
+        """Return the gradients of x, weights and biases."""
         x, hidden, first, second = ctx.saved_tensors
         back = grad.reshape(-1, grad.shape[-1]).to(x.dtype)
         of_hidden, activated, of_bias1 = gelu_backward(back @ second, hidden, ctx.tanh)
         of_weight1 = of_hidden.T @ x.reshape(-1, x.shape[-1])
-        found = (of_weight1, of_bias1, back.T @ activated, back.sum(dim=0, dtype=torch.float32))
-        of_weights = [each.to(kind) for each, kind in zip(found, ctx.kinds, strict=True)]
+        gradients = (of_weight1, of_bias1, back.T @ activated, back.sum(dim=0, dtype=torch.float32))
+        of_weights = [each.to(dtype) for each, dtype in zip(gradients, ctx.dtypes, strict=True)]
         return (of_hidden @ first).view(x.shape), *of_weights, None

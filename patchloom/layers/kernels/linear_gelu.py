@@ -1,7 +1,7 @@
-"""A linear layer and its GELU as one product of cuBLASLt, for inference: the hidden layer is written once.
+"""A linear layer with GELU as one cuBLASLt call, for inference: the hidden layer is written once.
 
-The GELU at the end of that product is the one with tanh, which differs from that with erf by 5e-4 at most: less than
-the rounding of two bytes beyond ±0.1. It is an operation of its own, which torch.compile would take apart again.
+cuBLASLt's GELU is the tanh approximation, which differs from the exact one by at most 5e-4: less than 16-bit rounding
+beyond ±0.1. It is a custom operator, because torch.compile would split it again.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @torch.library.custom_op("patchloom::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU(x · weightᵀ + bias), without gradients; (..., C), (D, C), (D) → (..., D)."""
+    """Return GELU(x · weightᵀ + bias), without gradients: (..., C), (D, C), (D) → (..., D)."""
     out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.T, use_gelu=True)
     return out.view(*x.shape[:-1], -1)
 

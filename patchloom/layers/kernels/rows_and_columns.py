@@ -1,8 +1,8 @@
-"""sMLPNet's map beside its mixed rows and its mixed columns, as the fusing layer reads them, for inference.
+"""The concatenation of sMLPNet's map, its mixed rows and its mixed columns, for inference.
 
-Letters: B images, H×W positions, C channels. A line is a row of the map, W positions of C numbers, or all columns at
-once, H positions of W·C numbers. The results are written where a concatenation would put them, so fusing is one
-product.
+Letters: B images, H×W positions, C channels. A line is a row of the map (W positions of C numbers) or all columns at
+once (H positions of W·C numbers). The results are written to their places in the concatenation, so that the fusing
+layer is one product.
 """
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from patchloom.layers.kernels import cores
 
-NUMBERS = 128  # of each position, of one program
+NUMBERS = 128  # per position and step
 
 
 @triton.jit
 def _mix(
-    maps, weight, bias, out, lines, LENGTH, C, PART: tl.constexpr, KEPT: tl.constexpr,
+    maps, weight, bias, out, lines, LENGTH, C, PART: tl.constexpr, COPY: tl.constexpr,
     N: tl.constexpr, NB: tl.constexpr, LB: tl.constexpr,
 ):  # fmt: skip
-    """weight · line + bias of some numbers of some lines, to the PART of three; with KEPT the line to the first too."""
+    # Write weight · line + bias to the PART-th third of the output; with COPY, also the line itself to the first.
     positions = tl.arange(0, NB)
     known = positions < N
     matrix = tl.load(
@@ -31,22 +31,23 @@ def _mix(
     for tile in tl.range(tl.program_id(0), lines * blocks, tl.num_programs(0), num_stages=4):
         start = (tile // blocks).to(tl.int64) * N * LENGTH
         numbers = tile % blocks * LB + tl.arange(0, LB)
-        there = known[:, None] & (numbers[None, :] < LENGTH)
-        seen = tl.load(maps + start + positions[:, None] * LENGTH + numbers[None, :], mask=there, other=0.0)
-        mixed = tl.dot(matrix, seen, input_precision="ieee") + shift
+        mask = known[:, None] & (numbers[None, :] < LENGTH)
+        value = tl.load(maps + start + positions[:, None] * LENGTH + numbers[None, :], mask=mask, other=0.0)
+        mixed = tl.dot(matrix, value, input_precision="ieee") + shift
         wide = numbers // C * 3 * C + numbers % C
-        places = 3 * start + positions[:, None] * 3 * LENGTH + wide[None, :]
-        if KEPT:
-            tl.store(out + places, seen, mask=there)
-        tl.store(out + places + PART * C, mixed.to(out.dtype.element_ty), mask=there)
+        offsets = 3 * start + positions[:, None] * 3 * LENGTH + wide[None, :]
+        if COPY:
+            tl.store(out + offsets, value, mask=mask)
+        tl.store(out + offsets + PART * C, mixed.to(out.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("patchloom::beside_rows_and_columns", mutates_args=())
-def beside_rows_and_columns(
+@torch.library.custom_op("patchloom::concat_rows_and_columns", mutates_args=())
+def concat_rows_and_columns(
     maps: Tensor, row_weight: Tensor, row_bias: Tensor, column_weight: Tensor, column_bias: Tensor
 ) -> Tensor:
-    """The map, its mixed rows and its mixed columns, without gradients; (B, H, W, C), (W, W), (W), (H, H), (H) →
-    (B, H, W, 3·C).
+    """Return the map, its mixed rows and its mixed columns, concatenated, without gradients.
+
+    (B, H, W, C), (W, W), (W), (H, H), (H) → (B, H, W, 3·C)
     """
     maps, row_weight, column_weight = (each.contiguous() for each in (maps, row_weight, column_weight))
     b, h, w, c = maps.shape
@@ -66,7 +67,7 @@ def beside_rows_and_columns(
     return out
 
 
-@beside_rows_and_columns.register_fake
+@concat_rows_and_columns.register_fake
 def _(maps: Tensor, row_weight: Tensor, row_bias: Tensor, column_weight: Tensor, column_bias: Tensor) -> Tensor:
     del row_weight, row_bias, column_weight, column_bias
     return maps.new_empty(*maps.shape[:-1], 3 * maps.shape[-1])

@@ -1,8 +1,8 @@
-"""A matrix across positions, for all images and channels, with what stands after it in one pass over the tokens.
+"""A matrix across positions (weight · tokens) with bias, scale and residual sum in one pass over the tokens.
 
-Letters: B images, N positions in, M out, C channels. A program holds the matrix, or some rows of it, and goes through
-tiles of (N, some channels). A tile is read once for each block of rows; cuBLAS pads the 7 to 56 positions of a row or
-column of a map to its smallest tile, and leaves sum, scale and bias to further passes.
+Letters: B images, N positions in, M out, C channels. A program holds the matrix, or some rows of it, and loops over
+tiles of N positions × some channels. A tile is read once per block of rows. cuBLAS pads the 7 to 56 positions of a row
+or column of a map to its smallest tile, and needs further passes for sum, scale and bias.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def _mix(
     N: tl.constexpr, M: tl.constexpr, ADDED: tl.constexpr, NB: tl.constexpr, MB: tl.constexpr, CB: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: weight · tokens + bias of its tiles, or with ADDED tokens + scale · (weight · tokens + bias)."""
+    # weight · tokens + bias, or with ADDED: tokens + scale · (weight · tokens + bias).
     rows, columns = tl.program_id(1) * MB + tl.arange(0, MB), tl.arange(0, NB)
     known = rows[:, None] < M
     matrix = tl.load(weight + rows[:, None] * N + columns[None, :], mask=known & (columns[None, :] < N), other=0.0)
@@ -33,26 +33,26 @@ def _mix(
         channels = tile % blocks * CB + tl.arange(0, CB)
         inside = channels[None, :] < C
         start = tokens + image * N * C
-        seen = tl.load(
+        value = tl.load(
             start + columns[:, None] * C + channels[None, :], mask=(columns[:, None] < N) & inside, other=0.0
         )
-        mixed = tl.dot(matrix, seen, input_precision="ieee")
-        places, there = rows[:, None] * C + channels[None, :], known & inside
+        mixed = tl.dot(matrix, value, input_precision="ieee")
+        offsets, mask = rows[:, None] * C + channels[None, :], known & inside
         if ADDED:
-            mixed += tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
+            mixed += tl.load(bias + offsets, mask=mask, other=0.0).to(tl.float32)
             mixed *= tl.load(scale + channels, mask=channels < C, other=0.0).to(tl.float32)[None, :]
-            mixed += tl.load(start + places, mask=there, other=0.0).to(tl.float32)
+            mixed += tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
         else:
             mixed += shift
-        tl.store(out + image * M * C + places, mixed.to(out.dtype.element_ty), mask=there)
+        tl.store(out + image * M * C + offsets, mixed.to(out.dtype.element_ty), mask=mask)
 
 
-def _launched(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, added: bool) -> Tensor:
+def _launch(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, added: bool) -> Tensor:
     tokens, weight, bias = tokens.contiguous(), weight.to(tokens.dtype).contiguous(), bias.contiguous()
     (b, n, c), m = tokens.shape, weight.shape[0]
     out = tokens.new_empty(b, m, c)
     nb = max(16, triton.next_power_of_2(n))
-    # As measured for 14, 28, 56 and 196 positions.
+    # Block sizes tuned for 14, 28, 56 and 196 positions.
     if n <= 64:
         mb, cb, per_core, stages = max(16, triton.next_power_of_2(m)), 128, 4, 4
     else:
@@ -68,8 +68,11 @@ def _launched(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, ad
 
 @torch.library.custom_op("patchloom::mixed_and_added", mutates_args=())
 def mixed_and_added(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """tokens + scale · (weight · tokens + bias), without gradients; (B, N, C), (N, N), (C), (N, C) → (B, N, C)."""
-    return _launched(tokens, weight, scale.contiguous(), bias, added=True)
+    """Return tokens + scale · (weight · tokens + bias), without gradients.
+
+    (B, N, C), (N, N), (C), (N, C) → (B, N, C)
+    """
+    return _launch(tokens, weight, scale.contiguous(), bias, added=True)
 
 
 @mixed_and_added.register_fake
@@ -80,8 +83,8 @@ def _(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("patchloom::mixed", mutates_args=())
 def mixed(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """weight · tokens + bias; (B, N, C), (M, N), (M) → (B, M, C)."""
-    return _launched(tokens, weight, bias, bias, added=False)
+    """Return weight · tokens + bias: (B, N, C), (M, N), (M) → (B, M, C)."""
+    return _launch(tokens, weight, bias, bias, added=False)
 
 
 @mixed.register_fake
@@ -90,16 +93,16 @@ def _(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return tokens.new_empty(tokens.shape[0], weight.shape[0], tokens.shape[2])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     del output
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+def _compute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     tokens, weight, bias = ctx.saved_tensors
     of_tokens = mixed(grad, weight.T, bias.new_zeros(weight.shape[1]))
     of_weight = torch.bmm(grad, tokens.transpose(1, 2)).sum(dim=0, dtype=torch.float32).to(weight.dtype)
     return of_tokens, of_weight, grad.sum(dim=(0, 2), dtype=torch.float32).to(bias.dtype)
 
 
-mixed.register_autograd(_gradients, setup_context=_keep)
+mixed.register_autograd(_compute_gradients, setup_context=_setup_context)

@@ -1,7 +1,7 @@
-"""Mixer's token MLP with its residual sum, in one pass over the tokens: the hidden layer never leaves the chip.
+"""Mixer's token MLP with its residual sum in one pass over the tokens. The hidden layer stays in registers.
 
-Letters: B images, N positions, C channels, D hidden units. One program holds some channels of one image, goes through
-the hidden units and adds up their share of the output. Everything is transposed inside, so that the hidden units of a
+Letters: B images, N positions, C channels, D hidden units. A program holds some channels of one image, loops over the
+hidden units and sums their contributions to the output. It computes the transpose, so that the hidden units of a
 channel stay in the registers of the thread that computed them.
 """
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from patchloom.layers.kernels import aligned
 from patchloom.layers.kernels.gelu import gelu, gelu_tanh
 
-HIDDEN, CHANNELS = 64, 128  # of one step, of one program
+HIDDEN, CHANNELS = 64, 128  # per step, per program
 
 
 @triton.jit
@@ -24,14 +24,14 @@ def _forward(
     tokens, weight1, bias1, weight2, bias2, added_to, out, C,
     N: tl.constexpr, D: tl.constexpr, TANH: tl.constexpr, NB: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one image."""
+    # A program handles CB channels of one image.
     blocks = tl.cdiv(C, CB)
     image = (tl.program_id(0) // blocks).to(tl.int64)
     channels = tl.program_id(0) % blocks * CB + tl.arange(0, CB)
     positions, units = tl.arange(0, NB), tl.arange(0, DB)
-    seen = (positions[:, None] < N) & (channels[None, :] < C)
-    places = (image * N + positions[:, None]) * C + channels[None, :]
-    columns = tl.trans(tl.load(tokens + places, mask=seen, other=0.0))  # (CB, NB)
+    mask = (positions[:, None] < N) & (channels[None, :] < C)
+    offsets = (image * N + positions[:, None]) * C + channels[None, :]
+    columns = tl.trans(tl.load(tokens + offsets, mask=mask, other=0.0))  # (CB, NB)
     total = tl.zeros((CB, NB), tl.float32)
     for first in tl.range(0, D, DB, num_stages=2):
         some = first + units
@@ -43,16 +43,19 @@ def _forward(
         inside = (positions[:, None] < N) & (some[None, :] < D)
         back = tl.load(weight2 + positions[:, None] * D + some[None, :], mask=inside, other=0.0)  # (NB, DB)
         total = tl.dot(hidden.to(columns.dtype), tl.trans(back), total, input_precision="ieee")
-    found = tl.trans(total) + tl.load(bias2 + positions, mask=positions < N, other=0.0).to(tl.float32)[:, None]
-    found += tl.load(added_to + places, mask=seen, other=0.0).to(tl.float32)
-    tl.store(out + places, found.to(out.dtype.element_ty), mask=seen)
+    result = tl.trans(total) + tl.load(bias2 + positions, mask=positions < N, other=0.0).to(tl.float32)[:, None]
+    result += tl.load(added_to + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
 @torch.library.custom_op("patchloom::token_mlp", mutates_args=())
 def token_mlp(
     added_to: Tensor, tokens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, tanh: bool
 ) -> Tensor:
-    """added_to + weight2 · GELU(weight1 · tokens + bias1) + bias2; (B, N, C) twice, (D, N), (D), (N, D), (N)."""
+    """Return added_to + weight2 · GELU(weight1 · tokens + bias1) + bias2.
+
+    (B, N, C), (B, N, C), (D, N), (D), (N, D), (N) → (B, N, C)
+    """
     added_to, tokens = added_to.contiguous(), tokens.contiguous()
     b, n, c = tokens.shape
     low = tokens.dtype
@@ -73,24 +76,26 @@ def _(
     return added_to.new_empty(added_to.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     _, tokens, *weights, ctx.tanh = inputs
     ctx.save_for_backward(tokens, *weights)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The hidden layer is computed again: nothing but the tokens was kept."""
+def _compute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # The hidden layer is recomputed: only the tokens were saved.
     tokens, weight1, bias1, weight2, bias2 = ctx.saved_tensors
     (b, n, _), low = tokens.shape, tokens.dtype
     tokens, back = aligned(tokens, -2), aligned(grad.to(low), -2)
     first, second = aligned(weight1.to(low), -1), aligned(weight2.to(low), -2)
-    # A product that begins with the bias would first fill its result with it, in a pass of its own.
+    # baddbmm would first fill its result with the bias, in a separate pass.
     hidden = torch.bmm(first.expand(b, -1, -1), tokens) + bias1.to(low).unsqueeze(-1)  # (B, D, C)
-    how = "tanh" if ctx.tanh else "none"
-    of_weight2 = torch.bmm(back, F.gelu(hidden, approximate=how).transpose(1, 2)).sum(dim=0, dtype=torch.float32)
+    approximate = "tanh" if ctx.tanh else "none"
+    of_weight2 = torch.bmm(back, F.gelu(hidden, approximate=approximate).transpose(1, 2)).sum(
+        dim=0, dtype=torch.float32
+    )
     of_hidden = torch.bmm(second.T.expand(b, -1, -1), back)
-    of_hidden = torch.ops.aten.gelu_backward(of_hidden, hidden, approximate=how)
+    of_hidden = torch.ops.aten.gelu_backward(of_hidden, hidden, approximate=approximate)
     of_weight1 = torch.bmm(of_hidden, tokens.transpose(1, 2)).sum(dim=0, dtype=torch.float32)
     return (
         grad,
@@ -103,4 +108,4 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-token_mlp.register_autograd(_gradients, setup_context=_keep)
+token_mlp.register_autograd(_compute_gradients, setup_context=_setup_context)

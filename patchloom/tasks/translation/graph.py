@@ -34,7 +34,7 @@ class EncoderGraph(nn.Module):
         for layer in net.encoder:
             x = layer(x, keep)
         states = net.encoder_norm(x)
-        attended = [layer.look(states, None) for layer in net._decoder_layers()]
+        attended = [layer.prepare(states, None) for layer in net._decoder_layers()]
         return {"keys": torch.stack([one.k for one in attended]), "values": torch.stack([one.v for one in attended])}
 
 
@@ -119,4 +119,4 @@ def translator_parts(network: Seq2Seq) -> list[GraphPart]:
 
 def state_size(network: Seq2Seq) -> int:
     """Return the numbers that a decoder layer stores per position."""
-    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).kept * network.config.dim
+    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).cached * network.config.dim
