@@ -20,7 +20,7 @@ from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, save_predictions
 from patchloom.runs.weights import save_weights
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import test_transform
 from tests.networks import small
@@ -148,7 +148,7 @@ def test_what_cannot_be_shown(shown, facts, runs) -> None:
 
 def test_kept_decisions_are_those_of_the_data(runs) -> None:
     three = [str(runs[f"s{seed}"]) for seed in range(3)]
-    kept, again = evaluate_runs(three), evaluate_runs(three, DATA, split="val", device="cpu")
+    kept, again = evaluate(three), evaluate(three, DATA, split="val", device="cpu")
     assert list(kept.evaluations) == ["s0", "s1", "s2"]
     assert kept.values() == again.values()
     assert kept.comparisons() == again.comparisons()
@@ -156,7 +156,7 @@ def test_kept_decisions_are_those_of_the_data(runs) -> None:
 
 
 def test_spreads_of_runs(runs) -> None:
-    found = evaluate_runs([str(runs[f"s{seed}"]) for seed in range(3)])
+    found = evaluate([str(runs[f"s{seed}"]) for seed in range(3)])
     top1 = [of["top1"] for of in found.values().values()]
     spread = found.spreads()[0]
     assert (spread.name, spread.mean, spread.std) == (
@@ -168,14 +168,14 @@ def test_spreads_of_runs(runs) -> None:
     assert {epoch: each.mean for epoch, each in found.spread_by_epoch().items()} == {1: 11, 2: 21}
     assert [(each.name, each.mean) for each in found.spreads_at_end()] == [("top1", 21)]
     assert found.not_only_seeds() == []
-    elsewhere = evaluate_runs([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
+    elsewhere = evaluate([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
     cloud = elsewhere.cloud()
     assert cloud.first == tuple(top1[:2])
     assert cloud.second == tuple(of["top1"] for of in elsewhere.values().values())
 
 
 def test_heads_take_part_in_the_disagreement(runs) -> None:
-    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
+    found = evaluate([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
     table = found.disagreement()
     assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
     classifier = patchloom.load(runs["distilled"], device="cpu")
@@ -203,7 +203,7 @@ def test_pictures_are_resized_as_the_run_says(runs) -> None:
 
 
 def test_accuracy_beside_cost(runs) -> None:
-    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])])
+    found = evaluate([str(runs["s0"]), str(runs["distilled"])])
     rows = found.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
     for row in rows:
         model = patchloom.load(runs[row.name], device="cpu").model
@@ -213,33 +213,33 @@ def test_accuracy_beside_cost(runs) -> None:
 
 def test_runs_with_the_same_name_go_by_their_path(runs, tmp_path) -> None:
     other = make_run(tmp_path / "s0", seed=5)
-    assert list(evaluate_runs([str(runs["s0"]), str(other)]).evaluations) == [str(runs["s0"]), str(other)]
+    assert list(evaluate([str(runs["s0"]), str(other)]).evaluations) == [str(runs["s0"]), str(other)]
 
 
 def test_runs_that_cannot_be_compared(runs, tmp_path) -> None:
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(runs["others"])], DATA, split="val", device="cpu")
+        evaluate([str(runs["s0"]), str(runs["others"])], DATA, split="val", device="cpu")
     assert "others" in str(error.value)
     assert "s0" in str(error.value)
     assert "16" in str(error.value)
     assert "cat" in str(error.value)
     assert "dog" in str(error.value)
     with pytest.raises(UsageError, match=str(runs["s0"])):
-        evaluate_runs([str(runs["s0"])] * 2)
+        evaluate([str(runs["s0"])] * 2)
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(runs["others"])])
+        evaluate([str(runs["s0"]), str(runs["others"])])
     assert "others" in str(error.value)
     assert "predictions.safetensors" in str(error.value)
     reordered = make_run(tmp_path / "reordered", labels=tuple(reversed(open_data(DATA).classes.names)))
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
+        evaluate([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
     assert "reordered" in str(error.value)
     assert "s0" in str(error.value)
     found = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
     changed = make_run(tmp_path / "changed")
     save_predictions(changed, Predictions(found.report, found.fingerprint))
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(changed)])
+        evaluate([str(runs["s0"]), str(changed)])
     assert "changed" in str(error.value)
     assert "s0" in str(error.value)
 
@@ -251,43 +251,46 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
     two = (runs["s0"], runs["s1"])
 
     def answer(*arguments):
-        done = command(("evaluate", *arguments), monkeypatch, capsys)
+        done = command(arguments, monkeypatch, capsys)
         assert (done.code, done.errors) == (0, "")
         return json.loads(done.output)
 
-    expected = evaluate_runs([str(run) for run in two])
-    found = answer(*two, "--json", "--seeds", "--agreement")
+    expected = evaluate([str(run) for run in two])
+    found = answer("compare", *two, "--json", "--seeds", "--agreement")
     assert {name: of["top1"] for name, of in found["runs"].items()} == {
         n: v["top1"] for n, v in expected.values().items()
     }
     assert found["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
     assert found["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
     assert found["disagreement"]["shares"] == expected.disagreement().shares.tolist()
-    (pair,) = answer(*two, "--json")["comparisons"]
+    (pair,) = answer("compare", *two, "--json")["comparisons"]
     assert pair == {"first": "s0", "second": "s1", **dict(expected.comparisons()[0])}
-    probes = answer(*two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
+    probes = answer("probe", *two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
     classifier = patchloom.load(runs["s1"], device="cpu")
     assert {k: v for k, v in probes["s1"].items() if k != "notes"} == dict(classifier.probe(DATA, knn=(3,), few_shot=1))
-    (small_crop, whole) = answer(two[0], DATA, "--sweep", "crop=0.5,1", "--split", "val", "--json")["s0"]
+    (small_crop, whole) = answer("evaluate", two[0], DATA, "--sweep", "crop=0.5,1", "--split", "val", "--json")["s0"]
     assert (small_crop["crop"], whole["top1"]) == (0.5, expected.values()["s0"]["top1"])
-    assert answer(two[0], "--json")["top1"] == expected.values()["s0"]["top1"]
+    assert answer("evaluate", two[0], "--json")["top1"] == expected.values()["s0"]["top1"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("s0",), ["95 %", "top1"]),
-        (("s0", "s1"), ["s0", "s1", "McNemar"]),
-        (("s0", "s1", "--seeds"), ["top1", "loss", "epoch"]),
-        (("s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["s0", "s1", "top1"]),
-        (("distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"), ["distilled: class", "0.000"]),
-        (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
-        (("s0", DATA, "--linear-sgd", "1", "--device", "cpu"), ["linear_sgd_top1", "linear_sgd_rate"]),
-        (("s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["size", "24", "32"]),
+        (("evaluate", "s0"), ["95 %", "top1"]),
+        (("compare", "s0", "s1"), ["s0", "s1", "McNemar"]),
+        (("compare", "s0", "s1", "--seeds"), ["top1", "loss", "epoch"]),
+        (("compare", "s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["s0", "s1", "top1"]),
+        (
+            ("compare", "distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"),
+            ["distilled: class", "0.000"],
+        ),
+        (("probe", "s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
+        (("probe", "s0", DATA, "--linear-sgd", "1", "--device", "cpu"), ["linear_sgd_top1", "linear_sgd_rate"]),
+        (("evaluate", "s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["size", "24", "32"]),
     ],
 )
 def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
-    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
     assert [text for text in shown if text not in done.output] == []
 
@@ -295,33 +298,50 @@ def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        (("s0", "s1", "--knn", "5"), ("--knn", "patchloom evaluate")),
-        (("s0", "--size", "64"), ("--size",)),
-        (("s0", "--few-shot", "0"), ("--few-shot",)),
-        (("s0", DATA, "--few-shot", "0"), ("few-shot", "0")),
-        (("s0", DATA, "--size", "0"), ("size", "0")),
-        (("s0", "--seeds"), ("--seeds",)),
-        (("s0", DATA, "--knn", "5", "--sweep", "crop"), ("--knn", "--sweep")),
-        (("s0", DATA, "--linear", "--agreement"), ("--linear", "--agreement")),
-        (("s0", DATA, "--agreement", "--linear-sgd"), ("--linear-sgd", "--agreement")),
-        (("s0", DATA, "--linear", "--split", "val"), ("--split", "--linear")),
-        (("s0", DATA, "--knn", "many"), ("--knn", "many")),
-        (("s0", DATA, "--knn", "10000"), ("k", "10000")),
-        (("s0", DATA, "--few-shot", "1000"), ("1000",)),
-        (("s0", DATA, "--sweep", "batch"), ("--sweep", "crop", "size")),
-        (("s0", DATA, "--sweep", "crop=a"), ("--sweep", "crop", "size")),
-        (("s0", DATA, "--sweep", "size=30", "--split", "val"), ("resmlp_s12", "30")),
-        (("s0", "others", DATA, "--split", "val"), ("others", "16")),
-        (("nowhere",), ("nowhere",)),
-        (("nowhere", "s0"), ("nowhere",)),
+        (("probe", "s0", "s1", "--knn", "5"), ("--knn", "patchloom probe")),
+        (("evaluate", "s0", "--size", "64"), ("--size",)),
+        (("probe", "s0", "--few-shot", "0"), ("--few-shot",)),
+        (("probe", "s0", DATA, "--few-shot", "0"), ("few-shot", "0")),
+        (("evaluate", "s0", DATA, "--size", "0"), ("size", "0")),
+        (("compare", "s0", "--seeds"), ("--seeds",)),
+        (("compare", "s0"), ("two", "s0")),
+        (("probe", "s0", DATA, "--knn", "5", "--sweep", "crop"), ("--sweep",)),
+        (("probe", "s0", DATA, "--linear", "--agreement"), ("--agreement",)),
+        (("probe", "s0", DATA, "--linear", "--split", "val"), ("--split",)),
+        (("probe", "s0", DATA, "--knn", "many"), ("--knn", "many")),
+        (("probe", "s0", DATA, "--knn", "10000"), ("k", "10000")),
+        (("probe", "s0", DATA, "--few-shot", "1000"), ("1000",)),
+        (("evaluate", "s0", DATA, "--sweep", "batch"), ("--sweep", "crop", "size")),
+        (("evaluate", "s0", DATA, "--sweep", "crop=a"), ("--sweep", "crop", "size")),
+        (("evaluate", "s0", DATA, "--sweep", "size=30", "--split", "val"), ("resmlp_s12", "30")),
+        (("compare", "s0", "others", DATA, "--split", "val"), ("others", "16")),
+        (("evaluate", "nowhere"), ("nowhere",)),
+        (("compare", "nowhere", "s0"), ("nowhere",)),
     ],
 )
 def test_a_mistake_is_one_line(arguments, facts, runs, monkeypatch, capsys) -> None:
-    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
     assert done.code == 2
     assert done.errors.startswith("error: ")
     assert [fact for fact in facts if fact not in done.errors] == []
     assert done.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new"),
+    [
+        (("evaluate", "s0", DATA, "--knn", "3", "--json", "--device", "cpu"), "evaluate --knn", "probe --knn"),
+        (("evaluate", "s0", "s1", "--seeds", "--json"), "evaluate --seeds", "compare --seeds"),
+        (("evaluate", "s0", "s1", "--json"), "evaluate RUN RUN", "compare RUN RUN"),
+    ],
+)
+def test_old_spellings_of_evaluate_work_with_a_hint(arguments, old, new, runs, monkeypatch, capsys) -> None:
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
+    assert (done.code, done.errors.count("\n")) == (0, 1)
+    assert f"patchloom {old}" in done.errors
+    assert f"patchloom {new}" in done.errors
+    verb = new.split()[0]
+    assert command((verb, *(runs.get(a, a) for a in arguments[1:])), monkeypatch, capsys).output == done.output
 
 
 def test_images_without_labels_are_told(runs, tmp_path) -> None:

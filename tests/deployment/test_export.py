@@ -464,13 +464,13 @@ def test_an_artifact_stands_where_a_run_does(
     results = [command(("predict", one, image), monkeypatch, capsys) for one in (run, folder)]
     assert [one.code for one in results] == [0, 0]
     assert results[0].output == results[1].output
-    both = command(("evaluate", run, folder, data, "--json"), monkeypatch, capsys)
+    both = command(("compare", run, folder, data, "--json"), monkeypatch, capsys)
     assert both.code == 0, both.errors
     numbers = json.loads(both.output)["runs"]
     of_run, of_artifact = numbers[run.name], numbers[folder.name]
     assert of_artifact["confusion"] == of_run["confusion"]
     assert of_artifact["loss"] == pytest.approx(of_run["loss"], rel=1e-3)
-    looked = command(("look", folder, data, "--count", 4, "--out", tmp_path / "look.html"), monkeypatch, capsys)
+    looked = command(("look", folder, data, "--count", 4, "--page", tmp_path / "look.html"), monkeypatch, capsys)
     assert looked.code == 0, looked.errors
     page = (tmp_path / "look.html").read_text("utf-8")
     assert len(re.findall(r'class="(?:good|bad)"', page)) == 4

@@ -42,7 +42,7 @@ def section(page: Path, name: str) -> str:
 def test_runs_are_drawn_on_val_and_v2(trained, numbered, tmp_path, monkeypatch, capsys) -> None:
     runs = [trained / name for name in ("a", "b", "vit")]
     page = tmp_path / "page.html"
-    done = command(("report", *runs, "--data", numbered, "--v2", "--out", page), monkeypatch, capsys)
+    done = command(("report", *runs, "--data", numbered, "--v2", "--page", page), monkeypatch, capsys)
     assert done.code == 0, done.errors
     cloud = section(page, "cloud")
     for name, of in evaluate([str(run) for run in runs], str(numbered), v2=True).values().items():

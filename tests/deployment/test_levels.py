@@ -34,7 +34,7 @@ from patchloom.tasks.classification.ranked_page import (
     spread_queries,
     write_ranked,
 )
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
@@ -178,10 +178,10 @@ def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(GROUPS))
     with_file = make_run(tmp_path / "with", flat, "coarse", taxonomy=str(tmp_path / "t.json"))
     assert open_leveled(str(flat), [run, with_file]).classes.levels["coarse"][0] == ("cold", "warm")
-    assert evaluate_runs([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
+    assert evaluate([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
     (tmp_path / "with" / "run.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"run\.json"):
-        evaluate_runs([with_file], str(flat), device="cpu")
+        evaluate([with_file], str(flat), device="cpu")
 
 
 def test_training_at_a_level_is_remembered(tmp_path) -> None:
@@ -208,7 +208,7 @@ def test_training_at_a_level_is_remembered(tmp_path) -> None:
 
 
 def test_the_command_prints_levels_and_tables(runs, data, monkeypatch, capsys) -> None:
-    given = ("evaluate", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
+    given = ("probe", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
     done = command(given, monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert "map_conditioned_softmax" in done.output
@@ -229,11 +229,10 @@ def test_a_run_at_a_coarse_level_is_evaluated_on_its_own_level(runs, data, monke
 
 @pytest.mark.parametrize("options", [("--knn", "5"), ("--sweep", "crop"), ("--cost",), ("--split", "val")])
 def test_options_that_do_not_go_with_levels(runs, data, monkeypatch, capsys, options) -> None:
-    done = command(("evaluate", runs["fine"], data, "--levels", *options), monkeypatch, capsys)
+    done = command(("probe", runs["fine"], data, "--levels", *options), monkeypatch, capsys)
     assert done.code == 2
     assert options[0] in done.errors
-    assert "--levels" in done.errors
-    done = command(("evaluate", runs["fine"], "--levels"), monkeypatch, capsys)
+    done = command(("probe", runs["fine"], "--levels"), monkeypatch, capsys)
     assert (done.code, "--levels" in done.errors) == (2, True)
 
 
@@ -308,7 +307,7 @@ def test_the_page_and_the_picture_of_ranked_lists(runs, data, tmp_path, monkeypa
     hits = [hit for by_run in found.queries.values() for of_run in by_run.values() for hit in of_run]
     assert all(isinstance(hit, RankedHit) for hit in hits)
     assert text.count('class="frame0" title') == sum(hit.level == 0 for hit in hits)
-    done = command(("look", runs["fine"], "--ranked", "--top", "2", "--out", tmp_path / "b.html"), monkeypatch, capsys)
+    done = command(("look", runs["fine"], "--ranked", "--top", "2", "--page", tmp_path / "b.html"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert done.output.splitlines()[-2:] == [str(tmp_path / "b.html"), str(tmp_path / "b.png")]
     told = command(("look", runs["fine"], "--ranked", "--json", "--data", data), monkeypatch, capsys)

@@ -113,7 +113,7 @@ def test_items_are_chosen_in_turn_from_every_group() -> None:
 
 
 def test_the_terminal_gets_a_screenful(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    done = command(("look", trained / "a", trained / "data", "--out", tmp_path / "page.html"), monkeypatch, capsys)
+    done = command(("look", trained / "a", trained / "data", "--page", tmp_path / "page.html"), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
     assert len(done.output.splitlines()) <= 24
     assert any(re.fullmatch(r"\D*\b4\b\D*", line) for line in done.output.splitlines())
@@ -121,9 +121,9 @@ def test_the_terminal_gets_a_screenful(trained: Path, tmp_path: Path, monkeypatc
 
 def test_the_command(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     picture, out = trained / "data" / "red" / "0.png", tmp_path / "page.html"
-    done = command(("look", trained / "a", picture, "--out", out), monkeypatch, capsys)
+    done = command(("look", trained / "a", picture, "--page", out), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
     assert done.output.splitlines()[0].startswith(f"{picture}  ")
     assert done.output.splitlines()[-1] == str(out)
-    done = command(("look", trained / "a", picture, "--out", out, "--json"), monkeypatch, capsys)
+    done = command(("look", trained / "a", picture, "--page", out, "--json"), monkeypatch, capsys)
     assert json.loads(done.output)["pictures"][0]["name"] == str(picture)

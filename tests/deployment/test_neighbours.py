@@ -160,7 +160,7 @@ def test_an_index_keeps_all_levels_and_shows_that_of_the_run(run, photos, tmp_pa
 
 def test_the_commands_say_level_score_and_reason(run, photos, collection, monkeypatch, capsys) -> None:
     query = photos / "val" / "cold" / "navy" / "0.png"
-    asked = ("predict", run, query, "--index", collection, "--level", "fine", "--neighbours", "3", "--device", "cpu")
+    asked = ("predict", run, query, "--index", collection, "--level", "fine", "--neighbors", "3", "--device", "cpu")
     done = command(asked, monkeypatch, capsys)
     assert done.code == 0
     assert re.search(r"\(fine: .*\b3\b.*\.png", done.output)

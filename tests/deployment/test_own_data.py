@@ -20,7 +20,7 @@ from patchloom.runs import checksums
 from patchloom.runs import files as run_files
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
 from patchloom.training.run import make_plan, run_training
@@ -36,7 +36,7 @@ def says_what_was_held_out(notes: Sequence[str]) -> bool:
 
 def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> None:
     kept = load_predictions(trained / "a")
-    (found,) = evaluate_runs([str(trained / "a")], str(trained / "data")).evaluations.values()
+    (found,) = evaluate([str(trained / "a")], str(trained / "data")).evaluations.values()
     assert found.fingerprint == kept.fingerprint
     assert found.report.predictions.tolist() == kept.report.predictions.tolist()
     assert says_what_was_held_out(found.notes)
@@ -66,7 +66,7 @@ def test_runs_side_by_side_are_shown_the_same_pictures(trained: Path, tmp_path: 
     stranger = Path(shutil.copytree(trained / "b", tmp_path / "stranger"))
     (stranger / "data.json").unlink()
     for runs in (("a", stranger), (stranger, "a")):
-        found = evaluate_runs([str(trained / run) for run in runs], str(trained / "data"))
+        found = evaluate([str(trained / run) for run in runs], str(trained / "data"))
         assert {len(each.report.index) for each in found.evaluations.values()} == {12}
 
 
@@ -81,7 +81,7 @@ def test_evaluate_lists_its_data_once(trained: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(evaluations, "find_source", counting)
     for data in (trained / "data", tmp_path / "other"):
-        evaluate_runs([str(trained / "a"), str(trained / "b")], str(data), device="cpu")
+        evaluate([str(trained / "a"), str(trained / "b")], str(data), device="cpu")
         patchloom.load(trained / "a", device="cpu").evaluate(str(data))
         readings = {Reading().filled_from(recorded_reading(trained / run, str(data))) for run in ("a", "b")}
         assert listed == [str(data)] * (len(readings) + 1)
@@ -184,7 +184,7 @@ def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch
     refused = command(("evaluate", run, "--classes", "innermost"), monkeypatch, capsys)
     assert (refused.code, "--classes" in refused.errors) == (2, True)
     done = command(
-        ("report", run, "--data", data, "--split", "test", "--out", tmp_path / "t.html"), monkeypatch, capsys
+        ("report", run, "--data", data, "--split", "test", "--page", tmp_path / "t.html"), monkeypatch, capsys
     )
     assert (done.code, (tmp_path / "t.html").is_file()) == (0, True)
     refused = command(("report", run, run, "--split", "test"), monkeypatch, capsys)

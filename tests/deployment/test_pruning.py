@@ -14,7 +14,8 @@ from patchloom.report.pictures.matrices import matrices_of, prune_, quantize_
 from patchloom.tasks.classification.pruning import Pruning, prune, write_pruning_page
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
-from patchloom.training.run import run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import run_training
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import class_folders, command
 

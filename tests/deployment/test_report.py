@@ -195,7 +195,7 @@ def test_one_run_is_not_several(trained: Path, tmp_path: Path) -> None:
 
 def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    one = command(("report", trained / "a", "--out", "one.html"), monkeypatch, capsys)
+    one = command(("report", trained / "a", "--page", "one.html"), monkeypatch, capsys)
     assert (one.code, one.output, one.errors) == (0, "one.html\n", "")
     both = command(("report", trained / "a", trained / "b"), monkeypatch, capsys)
     assert (both.code, both.output) == (0, "comparison.html\n")

@@ -43,7 +43,7 @@ def artifact(_: Path) -> Any:
 
     transform = EvaluationTransform((32, 32), 1.0)
     about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
-    return ArtifactClassifier(Path("artefact"), about, LABELS, means)
+    return ArtifactClassifier(Path("artifact"), about, LABELS, means)
 
 
 def segmenter(_: Path | None = None) -> Any:
@@ -84,7 +84,7 @@ def of_index(folder: Path) -> Any:
 
 MODELS: dict[str, Callable[[Path], Any]] = {
     "classifier": classifier,
-    "artefact": artifact,
+    "artifact": artifact,
     "segmenter": segmenter,
     "detector": detector,
     "translator": translator,
