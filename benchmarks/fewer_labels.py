@@ -15,7 +15,7 @@ import torch
 from trainings import options_of, read, train
 
 import patchloom
-from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
 from patchloom.report.charts import Series, line_chart, svg_file

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from patchloom.data.batches.decoded_dataset import DeviceLoader
-from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.decoded_dataset import DeviceLoader, make_evaluation_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress, Source
 from patchloom.data.images.image_batch import ImageBatch

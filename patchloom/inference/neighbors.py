@@ -32,7 +32,7 @@ from patchloom_runtime.printable import printable
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier, NamedPixels
 
-NEIGHBORS = 20  # default, as in `evaluate --knn`; the thesis chooses among 10 … 30
+NEIGHBORS = 20  # default, as in `probe --knn`; the thesis chooses among 10 … 30
 
 
 class NeighborFile(NamedTuple):

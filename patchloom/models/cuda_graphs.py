@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.batches.cuda_graph import record
+from patchloom.data.batches.cuda_graph import capture
 from patchloom.models.compiled import NetworkWrapper
 
 SHAPES = 8  # image shapes for which inference is captured; each holds the memory of one pass
@@ -75,7 +75,7 @@ class CapturedNetwork(NetworkWrapper):
         if key not in self._replays:
             called = _without_cached_casts(self._called)
             with torch.inference_mode(False), torch.no_grad():
-                self._replays[key] = record(lambda x: (called(x),), images.clone())
+                self._replays[key] = capture(lambda x: (called(x),), images.clone())
         replay = self._replays[key]
         return lambda x: replay(x)[0]
 

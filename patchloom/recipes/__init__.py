@@ -1,4 +1,4 @@
-"""Recipes: what is run. `get_recipe("deit3", "deit3_l")`, changed with `override`, kept as YAML."""
+"""Recipes: the settings of a training run. `get_recipe("deit3", "deit3_l")`, changed with `override`, saved as YAML."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from patchloom.recipes.table import RecipeTableRow as RecipeTableRow
     from patchloom.recipes.table import recipe_table as recipe_table
 
-# Each name is imported when it is first used: whoever predicts needs none of them.
-_WHERE = {
+# Names are imported on first use: prediction needs none of them.
+_MODULES = {
     "Reason": "auto",
     "Recipe": "schema",
     "RecipeTableRow": "table",
@@ -31,10 +31,10 @@ _WHERE = {
     "recipe_table": "table",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'patchloom.recipes' has no attribute {name!r}")
-    return getattr(import_module(f"patchloom.recipes.{_WHERE[name]}"), name)
+    return getattr(import_module(f"patchloom.recipes.{_MODULES[name]}"), name)

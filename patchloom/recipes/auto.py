@@ -1,8 +1,8 @@
-"""A recipe for a folder of images nobody has published numbers for, with the reason for each choice.
+"""An automatic recipe for any folder of images, with the reason for each choice.
 
-These are rules of thumb, not results: a small set is seen often and altered a lot, a small picture is cut
-into small patches, and without a GPU the network is small and the run short. What the user gives is a fact like
-the number of images: the rest follows from it. The thresholds stand in tables, so that a measurement changes a line.
+These are rules of thumb, not results: a small dataset is seen often and augmented strongly, small images are cut into
+small patches, and without a GPU the network is small and the run short. A field that the user sets is a fact like the
+number of images: the other choices follow from it. Thresholds are kept in tables, so that a measurement changes a line.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from patchloom.recipes.values import read_value
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural
 
-# Families whose patch can be chosen; the others reduce the image in their own way, by up to 32.
+# Families with a configurable patch size; the others downsample in their own way, by up to 32.
 PATCHED = ("resmlp", "mixer", "deit", "deit3", "cait")
 TRAINED_PIXELS = 224  # of most published weights
 LONG_EPOCHS = 100
-SHORT_EPOCHS = 20  # below: warm-up counts steps, and no branch is dropped
-SHORT_WARMUP = 0.1  # of the steps of a short run
+SHORT_EPOCHS = 20  # below: warm-up is counted in steps, and no branch is dropped
+SHORT_WARMUP = 0.1  # share of the steps of a short run
 LONG_STEPS = 10_000
-NARROW_DIM = 192  # up to here networks learn faster
-TINY_PIXELS = 32  # below: often digits and letters, which mirroring and colours change
+NARROW_DIM = 192  # networks up to this width learn faster
+TINY_PIXELS = 32  # below: often digits and letters, which flips and color changes alter
 SMALL_PIXELS = 64  # below: too few pixels for crops at random scales
 
 
 class Reason(NamedTuple):
-    """One automatic choice: the field's dotted key, its value, and why in a few words."""
+    """One automatic choice: the field's dotted key, its value, and a short reason."""
 
     field: str
     value: Any
@@ -40,9 +40,9 @@ class Reason(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What a machine is asked to do where nothing else is said."""
+    """Default limits of a run on one kind of machine."""
 
-    pictures: int  # to be seen in a run
+    images: int  # seen in a run, repetitions included
     epochs: tuple[int, int]  # least and most
     largest_batch: int
     largest_size: int  # pixels
@@ -54,36 +54,36 @@ SCRATCH = {
 }
 FINE_TUNE = {"cpu": Budget(20_000, (3, 20), 32, 224), "cuda": Budget(100_000, (5, 30), 256, 224)}
 FINE_TUNE_LR = 3e-4
-# What the rate is multiplied by from one layer to the one before it: layers of a convnet of another package are its
-# few stages, those of a column its many blocks.
+# Learning-rate factor from one layer to the previous one: layers are the few stages of a third-party convnet, or the
+# many blocks of a columnar network.
 STAGES_DECAY, BLOCKS_DECAY = 0.7, 0.85
-# How names of columns of other packages begin.
+# Name prefixes of third-party columnar networks.
 COLUMNS = ("vit", "deit", "beit", "eva", "flexivit", "cait", "xcit", "mixer", "gmixer", "gmlp", "resmlp")
 
 
 class Strength(NamedTuple):
-    """How much training images are altered in a run of at least so many epochs."""
+    """Augmentation strength for runs of at least `epochs` epochs."""
 
     epochs: int
     name: str
     mixup: float
     cutmix: float
-    policy: bool  # one random change of colours or shape an image
+    policy: bool  # one random change of color or shape per image
 
 
-# The first that the run is long enough for. A network that sees each image a few times only has nothing to gain from
-# seeing it altered: it does not learn the images by heart.
+# The first row that the run is long enough for. A network that sees each image only a few times gains nothing from
+# augmentation: it cannot memorize the images.
 STRENGTHS = (
     Strength(LONG_EPOCHS, "strong", mixup=0.8, cutmix=1.0, policy=True),
     Strength(SHORT_EPOCHS, "mild", mixup=0.2, cutmix=0.0, policy=True),
     Strength(0, "off", mixup=0.0, cutmix=0.0, policy=False),
 )
-# What the rest is derived from where the user gives it.
+# Fields from which the other choices are derived.
 BASES = ("model.image_size", "model.options.patch_size", "model.options.dim", "schedule.epochs", "optim.batch_size")
 
 
 def strength_for(epochs: int) -> Strength:
-    """The row of `STRENGTHS` for a run of so many epochs."""
+    """Return the row of `STRENGTHS` for a run of `epochs` epochs."""
     return next(row for row in STRENGTHS if epochs >= row.epochs)
 
 
@@ -95,11 +95,11 @@ def auto_recipe(
     model: str | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     pretrained: bool = False,
-    given: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Recipe, list[Reason]]:
-    """A recipe for `images` pictures in `classes` classes, about `image_size_median` pixels a side.
+    """Choose a recipe for `images` images in `classes` classes with sides of about `image_size_median` pixels.
 
-    `given` are the fields the user sets: they stay as they are, and the other choices follow from them.
+    `overrides` are fields set by the user: they are kept, and the other choices follow from them.
     """
     if images < 1 or classes < 2 or image_size_median < 1:
         raise UsageError(
@@ -108,9 +108,9 @@ def auto_recipe(
         )
     if device not in SCRATCH:
         raise UsageError(f"device is {device!r}, expected cpu or cuda.")
-    given = given or {}
-    known = read_overrides(given)
-    model = given.get("model.name", model)
+    overrides = overrides or {}
+    known = read_overrides(overrides)
+    model = overrides.get("model.name", model)
     budget = (FINE_TUNE if pretrained else SCRATCH)[device]
     reasons = _network(images, image_size_median, model, device, pretrained, budget, known)
     chosen = {reason.field: reason.value for reason in reasons} | known
@@ -128,21 +128,26 @@ def auto_recipe(
         optim=OptimPart(lr=1e-3, batch_size=1),
         schedule=SchedulePart(epochs=1),
     )
-    warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
-    left_to_user = given.keys() | (warmups if warmups & given.keys() else set())
-    reasons = [reason for reason in reasons if reason.field not in left_to_user]
+    reasons = without_overridden(reasons, overrides)
     return override(start, known | {reason.field: reason.value for reason in reasons}), reasons
 
 
-def read_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `BASES` among those given, read by their types."""
+def without_overridden(reasons: list[Reason], overrides: Mapping[str, Any]) -> list[Reason]:
+    """Drop choices of fields that the user has set. Setting either kind of warm-up sets both."""
+    warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
+    fixed = overrides.keys() | (warmups if warmups & overrides.keys() else set())
+    return [reason for reason in reasons if reason.field not in fixed]
+
+
+def read_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `BASES` among the overrides, parsed by their types."""
     known: dict[str, Any] = {}
     for key in BASES:
         group, _, name = key.partition(".")
-        if key in given and name in fields_of(GROUPS[group]):
-            known[key] = read_value(key, given[key], fields_of(GROUPS[group])[name])
-        elif key in given and str(given[key]).isdecimal():  # a network's option may also be a list
-            known[key] = int(given[key])
+        if key in overrides and name in fields_of(GROUPS[group]):
+            known[key] = read_value(key, overrides[key], fields_of(GROUPS[group])[name])
+        elif key in overrides and str(overrides[key]).isdecimal():  # a network's option may also be a list
+            known[key] = int(overrides[key])
     return known
 
 
@@ -156,12 +161,12 @@ def _network(
     known: Mapping[str, Any],
 ) -> list[Reason]:
     if model:
-        reasons = [Reason("model.name", model, "as asked")]
+        reasons = [Reason("model.name", model, "as requested")]
     elif device == "cuda" and (pretrained or images >= 200_000):
-        why = "starts from trained weights" if pretrained else f"{images:,} images carry 24 layers"
+        why = "starts from trained weights" if pretrained else f"{images:,} images are enough for 24 layers"
         reasons = [Reason("model.name", "resmlp_s24", why)]
     else:
-        reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and enough for a small set")]
+        reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and sufficient for small datasets")]
     name = reasons[0].value
 
     if pretrained:
@@ -169,7 +174,7 @@ def _network(
         return [*reasons, Reason("model.image_size", size, "the size the weights were trained at")]
     side = known.get("model.image_size", min(median, budget.largest_size))
     limit = f", at most {side} on {device}" if side < median else ""
-    reasons += fitted_size(name, side, f"pictures are about {median} pixels{limit}", known)
+    reasons += fitted_size(name, side, f"images are about {median} pixels{limit}", known)
     if model is None:
         size = next(reason.value for reason in reasons if reason.field == "model.image_size")
         reasons += fitted_width(size, device)
@@ -177,19 +182,19 @@ def _network(
 
 
 def fitted_size(name: str, side: int, about: str, known: Mapping[str, Any]) -> list[Reason]:
-    """Image size of about `side` pixels and what the network named needs to see it in enough patches."""
-    given = known.get("model.image_size")
+    """Choose an image size of about `side` pixels, and options that give the network enough patches."""
+    requested = known.get("model.image_size")
     if name.partition("_")[0] not in PATCHED:
-        size = given or max(32, _multiple(side, 32))
+        size = requested or max(32, _multiple(side, 32))
         reasons = [Reason("model.image_size", size, f"{about}; multiples of 32")]
         if size < SMALL_PIXELS:
             why = f"so that {size} pixels are not reduced to one or two patches"
             reasons += [Reason(f"model.options.{key}", value, why) for key, value in fit_to_32_pixels(name).items()]
         return reasons
     published = _published_patch(name)
-    fits = [p for p in (published, 16, 8, 4, 2, 1) if p <= published and side >= 7 * p and not (given or p) % p]
+    fits = [p for p in (published, 16, 8, 4, 2, 1) if p <= published and side >= 7 * p and not (requested or p) % p]
     patch = known.get("model.options.patch_size") or next(iter(fits), 1)
-    size = given or _multiple(side, patch)
+    size = requested or _multiple(side, patch)
     reasons = [Reason("model.image_size", size, about)]
     if patch != published:
         reasons.append(Reason("model.options.patch_size", patch, f"{(size // patch) ** 2} patches per image"))
@@ -197,9 +202,9 @@ def fitted_size(name: str, side: int, about: str, known: Mapping[str, Any]) -> l
 
 
 def fitted_width(size: int, device: str) -> list[Reason]:
-    """Width and depth of a ResMLP for images of `size` pixels."""
+    """Choose width and depth of a ResMLP for images of `size` pixels."""
     if device == "cuda":
-        return [Reason("model.options.dim", 192, "half the width for tiny pictures")] if size < TINY_PIXELS else []
+        return [Reason("model.options.dim", 192, "half the width for tiny images")] if size < TINY_PIXELS else []
     dim = 64 if size < 16 else 128 if size <= TINY_PIXELS else 192
     return [
         Reason("model.options.depth", 6, "half the layers without a GPU"),
@@ -210,7 +215,7 @@ def fitted_width(size: int, device: str) -> list[Reason]:
 def _run(
     images: int, device: str, pretrained: bool, budget: Budget, peak_lr: float, known: Mapping[str, Any]
 ) -> list[Reason]:
-    epochs = known.get("schedule.epochs") or _within(round(budget.pictures / images), *budget.epochs)
+    epochs = known.get("schedule.epochs") or _within(round(budget.images / images), *budget.epochs)
     batch = known.get("optim.batch_size") or fitted_batch(images, budget.largest_batch)
     lr = float(f"{peak_lr * min(1.0, math.sqrt(batch / 64)):.1e}")
     steps = epochs * math.ceil(images / batch)
@@ -219,7 +224,7 @@ def _run(
         Reason(
             "schedule.epochs",
             epochs,
-            f"{plural(images, 'image')}: {plural(epochs, 'epoch')} (about {_short(epochs * images)} pictures seen)",
+            f"{plural(images, 'image')}: {plural(epochs, 'epoch')} (about {_short(epochs * images)} images seen)",
         ),
         fitted_warmup(images, batch, epochs),
         Reason("optim.batch_size", batch, f"{plural(math.ceil(images / batch), 'step')} per epoch"),
@@ -244,24 +249,24 @@ def _run(
 
 
 def _trained_network(model: str) -> list[Reason]:
-    """How a trained network is changed as little as it takes; measured in docs/results.md, "Fine-tuning"."""
+    """Choose settings that change a trained network as little as necessary (docs/results.md, "Fine-tuning")."""
     _, other, name = model.rpartition(":")
     decay = STAGES_DECAY if other and not name.startswith(COLUMNS) else BLOCKS_DECAY
     return [
-        Reason("model.fit_head", True, "the new classifier is fitted before the trained weights move"),
-        Reason("model.eval_mode", True, "batch statistics stay those it was trained with"),
+        Reason("model.fit_head", True, "the new classifier is fitted before the trained weights change"),
+        Reason("model.eval_mode", True, "batch statistics stay those of its training"),
         Reason("optim.layer_decay", decay, "the first layers change least"),
     ]
 
 
 def fitted_batch(images: int, largest: int) -> int:
-    """A power of two that gives an epoch 32 updates or more, from 16, or as many as there are images, to `largest`."""
+    """Return a power of two with 32 or more updates per epoch, from 16 (or the number of images) to `largest`."""
     batch = _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
     return min(batch, 2 ** int(math.log2(images)))
 
 
 def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
-    """A twentieth of a long run, in epochs; a tenth of a short one, in steps, since an epoch may be most of it."""
+    """Choose a twentieth of a long run, in epochs, or a tenth of a short one, in steps."""
     if epochs >= SHORT_EPOCHS:
         warmup = _within(round(epochs / 20), 1, 5)
         return Reason("schedule.warmup_epochs", warmup, f"a twentieth of {epochs} epochs, from 1 to 5")
@@ -272,7 +277,7 @@ def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
 
 def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list[Reason]:
     small, tiny = size < SMALL_PIXELS, size < TINY_PIXELS
-    # Fine-tuning is short, whatever its epochs; digits and letters mixed strongly are no longer any.
+    # Fine-tuning is short, whatever its epochs; strongly mixed digits and letters are unrecognizable.
     strength = STRENGTHS[-1] if pretrained else strength_for(min(epochs, LONG_EPOCHS - 1) if tiny else epochs)
     if small:
         crop = [
@@ -282,19 +287,19 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
     else:
         scale = 0.08 if images >= 100_000 and epochs >= SHORT_EPOCHS else 0.35
         crop = [
-            Reason("augment.crop", "random_resized", "parts of the picture, at random scales"),
-            Reason("augment.crop_min_scale", scale, "smaller parts only where images are many and the run is long"),
+            Reason("augment.crop", "random_resized", "parts of the image, at random scales"),
+            Reason("augment.crop_min_scale", scale, "smaller parts only for many images and long runs"),
         ]
-    altered = strength.policy and not tiny
+    augmented = strength.policy and not tiny
     length = "fine-tuning" if pretrained else plural(epochs, "epoch")
-    why = "too few pixels to alter" if tiny else "one random change per image" if altered else length
+    why = "too few pixels to alter" if tiny else "one random change per image" if augmented else length
     return [
         *crop,
-        Reason("augment.flip", 0.0 if tiny else 0.5, "digits and letters have sides" if tiny else "mirrored"),
-        Reason("augment.policy", "none" if not altered else "trivial" if small else "three_augment", why),
+        Reason("augment.flip", 0.0 if tiny else 0.5, "digits and letters have an orientation" if tiny else "mirrored"),
+        Reason("augment.policy", "none" if not augmented else "trivial" if small else "three_augment", why),
         Reason("augment.mixup", strength.mixup, f"{strength.name}, for {length}"),
         Reason("augment.cutmix", strength.cutmix, "long runs only"),
-        Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole picture" if small else "as ResMLP is tested"),
+        Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole image" if small else "as in ResMLP's tests"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""CaiT: DeiT for deeper networks; stochastic depth and LayerScale's start follow the model (thesis 3.7)."""
+"""CaiT: DeiT for deeper networks; stochastic depth and LayerScale's initial value depend on the model (thesis 3.7)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from patchloom.recipes.deit import TEACHER, deit
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
 
-# Table 3.16: drop path and ε. The code starts XXS-36 at 1e-5. B12 is not in it: ε of its depth (3.5.1).
+# Table 3.16: drop path and ε. The code initializes XXS-36 with 1e-5. B12 is not in the table: ε by its depth (3.5.1).
 DROP_PATH_AND_SCALE = {
     "cait_xxs24": (0.05, 1e-5),
     "cait_xxs36": (0.1, 1e-6),
@@ -52,7 +52,7 @@ def cait_distilled(model: str = "cait_s24") -> Recipe:
 
 @recipe
 def cait_distilled_token(model: str = "cait_xxs24") -> Recipe:
-    """Hard distillation with a token in the class attention: XXS-24 78.5, M-24 84.7 %, as without the token."""
+    """Hard distillation with a token in the class attention: XXS-24 78.5, M-24 84.7 %, equal to no token."""
     plain = cait_distilled(model)
     return based_on(
         plain,
@@ -63,7 +63,7 @@ def cait_distilled_token(model: str = "cait_xxs24") -> Recipe:
 
 @recipe
 def cait_finetune_384(model: str = "cait_s24") -> Recipe:
-    """From 224 to 384 pixels: S-24 84.3, S-36 85.0, M-36 84.9 %; M-48 goes to 448 pixels."""
+    """From 224 to 384 pixels: S-24 84.3, S-36 85.0, M-36 84.9 %; M-48 is fine-tuned at 448 pixels."""
     largest = model == "cait_m48"
     trained = cait(model)
     return based_on(

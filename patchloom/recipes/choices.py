@@ -1,4 +1,4 @@
-"""From what a user asked for to the recipe of a run, with the reason of every field that nobody published."""
+"""Resolving the user's options to the recipe of a run, with the reason for every field that is not published."""
 
 import os
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from patchloom_runtime.untrusted import read_plain
 
 @dataclass(frozen=True)
 class Choice:
-    """One field of the resolved recipe and who chose it."""
+    """One field of the resolved recipe and its origin."""
 
     key: str
     value: Any
     why: str  # "auto: …", "given", or "recipe"
 
 
-Automatic = Callable[[Facts, str | None, dict[str, Any]], tuple[Recipe, list[Reason]]]  # of network and fields given
+Automatic = Callable[[Facts, str | None, dict[str, Any]], tuple[Recipe, list[Reason]]]  # (facts, network, overrides)
 
 
 def resolve_recipe(
@@ -37,10 +37,10 @@ def resolve_recipe(
     fit: bool = False,
     automatic: Automatic | None = None,
 ) -> tuple[Recipe, list[Choice]]:
-    """The recipe a run will follow, and why each field that nobody published has its value.
+    """Return the recipe of a run and the reason for every field that is not published.
 
-    With `fit` a named recipe is fitted to the data and the machine; `auto` always is. Only then are `facts` asked for.
-    `automatic` stands for `auto` where the task is another than classification.
+    With `fit`, a named recipe is fitted to the data and the machine; `auto` always is. `facts` are only computed then.
+    `automatic` replaces `auto_recipe` for tasks other than classification.
     """
     reasons: list[Reason] = []
     resolved = base_recipe(recipe, model)
@@ -55,45 +55,45 @@ def resolve_recipe(
             model=model,
             device=known.device,
             pretrained=known.pretrained,
-            given=changes,
+            overrides=changes,
         )
     elif fit:
         known = facts()
-        asked = model or changes.get("model.name")
-        smaller = [] if asked else smaller_network(resolved, known)
+        requested = model or changes.get("model.name")
+        smaller = [] if requested else smaller_network(resolved, known)
         network = {reason.field: reason.value for reason in smaller}
-        if "model.name" in network:  # documents have values of their own for it
+        if "model.name" in network:  # its documents may have other values for this network
             resolved = base_recipe(recipe, network["model.name"]) or resolved
         resolved, reasons = fitted(override(resolved, network), known, changes)
         reasons = smaller + reasons
     chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
-    resolved, given = changed_recipe(resolved, changes)
-    replaced = {choice.key for choice in given}
-    return resolved, [choice for choice in chosen if choice.key not in replaced] + given
+    resolved, user_choices = changed_recipe(resolved, changes)
+    replaced = {choice.key for choice in user_choices}
+    return resolved, [choice for choice in chosen if choice.key not in replaced] + user_choices
 
 
 def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
-    """The recipe with the user's changes, and with what must follow them."""
+    """Return the recipe with the user's changes and the fields that must follow them."""
     follows = _following(recipe, changes)
     resolved = override(recipe, changes | {choice.key: choice.value for choice in follows})
     return resolved, [Choice(key, value, "given") for key, value in changes.items()] + follows
 
 
 def with_steps(
-    recipe: Recipe, choices: list[Choice], images: int, given: dict[str, Any]
+    recipe: Recipe, choices: list[Choice], images: int, changes: dict[str, Any]
 ) -> tuple[Recipe, list[Choice]]:
-    """The recipe with as many epochs as come nearest to its updates on so many images; the epochs given stay."""
+    """Replace `schedule.steps` by the nearest number of epochs on `images` images, unless the user set the epochs."""
     steps, batch = recipe.schedule.steps, recipe.optim.batch_size
-    if not steps or "schedule.epochs" in given:
+    if not steps or "schedule.epochs" in changes:
         return recipe, choices
     epochs = max(1, round(steps / max(1, images // batch)))
-    why = f"auto: {steps:,} updates of {batch} of {images:,} images"
+    why = f"auto: {steps:,} updates of {batch} images from {images:,}"
     others = [choice for choice in choices if choice.key != "schedule.epochs"]
     return override(recipe, {"schedule.epochs": epochs}), [*others, Choice("schedule.epochs", epochs, why)]
 
 
 def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
-    """What a recipe's name, file or value stands for, before any change; None for `auto`, which asks the data."""
+    """Return the unchanged recipe for a name, file or value; None for `auto`, which depends on the data."""
     if recipe is None or recipe == "auto":
         return None
     if isinstance(recipe, str) and not recipe.endswith((".yaml", ".yml")):
@@ -103,19 +103,19 @@ def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None
 
 
 def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
-    """Fields that must follow a shorter run or a smaller batch, unless the user set them too."""
+    """Return the fields that must follow a shorter run or a smaller batch, unless the user set them too."""
     follows: list[Choice] = []
-    # Without its warm-up and last rate the recipe can be changed freely; what they must be is seen on the result.
+    # Without its warm-up and final rate the recipe can be changed freely; their new values depend on the result.
     loose = {"schedule.warmup_epochs": 0, "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
     changed = override(recipe, loose | changes)
     longest = max(1, changed.schedule.epochs // 10)
-    told = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
-    if not told and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
+    own_warmup = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
+    if not own_warmup and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
         why = f"auto: a tenth of {plural(changed.schedule.epochs, 'epoch')}"
         follows.append(Choice("schedule.warmup_epochs", longest, why))
     if recipe.schedule.step_epochs and "schedule.epochs" in changes and "schedule.step_epochs" not in changes:
-        dropping = scaled_steps(recipe, changed.schedule.epochs)
-        follows.append(Choice(dropping.field, dropping.value, f"auto: {dropping.why}"))
+        drops = scaled_steps(recipe, changed.schedule.epochs)
+        follows.append(Choice(drops.field, drops.value, f"auto: {drops.why}"))
     if recipe.schedule.steps and "schedule.epochs" in changes and "schedule.steps" not in changes:
         follows.append(Choice("schedule.steps", 0, "auto: epochs are given"))
     peak = changed.optim.peak_lr
@@ -126,7 +126,7 @@ def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
 
 def _text(path: Path) -> str:
     if not os.path.isfile(path):
-        raise UsageError(f"{path}: no such recipe file; give one written by a run, or a name from `patchloom recipes`")
+        raise UsageError(f"{path}: no such recipe file. Use one written by a run, or a name from `patchloom recipes`")
     try:
         return read_plain(path, MAX_CHARACTERS).decode("utf-8")
     except OSError as error:

@@ -1,6 +1,6 @@
 """DeiT: data-efficient training of vision transformers, and distillation from a convnet (thesis chapter 3).
 
-Most other recipes build on `deit`, as their documents do.
+Most other recipes build on `deit`, as their papers do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEACHER = "timm:regnety_160.deit_in1k"
 def deit(model: str = "deit_b") -> Recipe:
     """ImageNet-1k from scratch: Ti 72.2, S 79.8, B 81.8 % top-1. B took 53 hours on 8 V100 GPUs.
 
-    From the authors' code, where the table is silent: end and start of the learning rate, and stochastic
+    From the authors' code, where the table gives no value: start and end of the learning rate, and stochastic
     depth that grows linearly with the layer.
     """
     return Recipe(
@@ -52,7 +52,7 @@ def deit_distilled(model: str = "deit_b_distilled") -> Recipe:
 
 @recipe
 def deit_two_tokens(model: str = "deit_b_distilled") -> Recipe:
-    """The control of distillation: two class tokens with the same label, which end as the same vector, no gain."""
+    """The control of distillation: two class tokens with the same label converge to the same vector, without gain."""
     return based_on(
         deit(model), source="Thesis 3.3: two class tokens, no teacher.", objective={"distillation": "labels"}
     )
@@ -60,7 +60,7 @@ def deit_two_tokens(model: str = "deit_b_distilled") -> Recipe:
 
 @recipe
 def deit_soft_distilled(model: str = "deit_b") -> Recipe:
-    """Usual distillation, by KL divergence: Ti 72.2, S 79.8, B 81.8 %, as without a teacher."""
+    """Soft distillation with the KL divergence: Ti 72.2, S 79.8, B 81.8 %, as without a teacher."""
     return based_on(
         deit(model),
         source="Thesis 3.4.5 and table 3.3: τ 3, λ 0.1. The code's defaults are τ 1 and 0.5.",
@@ -78,7 +78,7 @@ def deit_finetune_384(model: str = "deit_b") -> Recipe:
     """From 224 to 384 pixels: B 83.1, B distilled 84.5 % (85.2 % after 1000 epochs of training).
 
     The network stays in evaluation mode, as in the authors' runs, so its stochastic depth is off. A distilled
-    network goes on learning from the teacher.
+    network keeps learning from the teacher.
     """
     trained = deit_distilled(model) if model.endswith("_distilled") else deit(model)
     return based_on(

@@ -1,6 +1,6 @@
-"""The columns of thesis table 6.1 but DeiT's: ViT, Steiner et al., Wightman et al. (A1–A3) and DeiT III.
+"""The columns of thesis table 6.1 except DeiT: ViT, Steiner et al., Wightman et al. (A1–A3) and DeiT III.
 
-They are one lineage, DeiT → A2 → DeiT III, and each function holds one step of it.
+They form one lineage, DeiT → A2 → DeiT III, and each function is one step of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DROP_PATH_1K = {
 DROP_PATH_21K = DROP_PATH_1K | {"deit3_l": 0.3}
 # Table 6.6: the training size with the best accuracy at 224. Patches of 14 pixels need multiples of 14.
 LOW_RESOLUTION = {"deit3_h": 154, "deit3_h52": 126, "deit3_h26x2": 126}
-# Steiner et al., figure 4 as their code reads it: RandAugment magnitude and mixup, "light1" and "medium2".
+# Steiner et al., figure 4 as interpreted by their code: RandAugment magnitude and mixup, "light1" and "medium2".
 STEINER_AUGMENT = {"deit_ti": (0, 0.0), "deit3_t": (0, 0.0)}
 
 
@@ -52,7 +52,7 @@ def vit(model: str = "deit_b") -> Recipe:
 
 @recipe
 def steiner(model: str = "deit_b") -> Recipe:
-    """How to train your ViT: augmentation and regularisation adapted to the size of the model."""
+    """How to train your ViT: augmentation and regularization adapted to the model's size."""
     magnitude, mixup = STEINER_AUGMENT.get(model, (15, 0.5))
     return based_on(
         vit(model),
@@ -65,7 +65,7 @@ def steiner(model: str = "deit_b") -> Recipe:
 
 @recipe
 def wightman_a2(model: str = "timm:resnet50") -> Recipe:
-    """ResNet strikes back, 300 epochs: ResNet-50 79.8 % top-1; the column Wightman et al. of table 6.1."""
+    """ResNet strikes back, 300 epochs: ResNet-50 79.8 % top-1; column Wightman et al. of table 6.1."""
     return based_on(
         deit(model),
         source="Thesis table 6.1, Wightman et al.; epochs, drop path from ResNet strikes back, table 2.",
@@ -142,7 +142,7 @@ def deit3_800(model: str = "deit3_b") -> Recipe:
 
 @recipe
 def deit3_low_resolution(model: str = "deit3_b") -> Recipe:
-    """Trained at a smaller size, then `deit3_finetune`: B 83.5 (192), L 84.5 (192), H 85.1 % (154) at 224."""
+    """Training at a smaller size, followed by `deit3_finetune`: B 83.5 (192), L 84.5 (192), H 85.1 % (154) at 224."""
     return based_on(
         deit3(model),
         source="Thesis 6.3.2.3 and table 6.6, which also tries 128 and 160 (126 and 182 for H).",

@@ -1,4 +1,4 @@
-"""Finding objects: Mask R-CNN on patchloom's networks (thesis 5.3.3), and a recipe for small sets."""
+"""Object detection: Mask R-CNN on patchloom's networks (thesis 5.3.3), and a recipe for small datasets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def mask_rcnn(model: str = "patchconvnet_s60") -> Recipe:
 
 @recipe
 def vitdet(model: str = "deit_b") -> Recipe:
-    """COCO, 100 epochs at 1,024 pixels on a plain network: ViTDet's simple pyramid, heads and large-scale jitter."""
+    """COCO, 100 epochs at 1,024 pixels on a columnar network: ViTDet's simple pyramid, heads and large-scale jitter."""
     return based_on(
         mask_rcnn(model),
-        source="ViTDet (arXiv 2203.16527) as detectron2 has it, without its window attention.",
+        source="ViTDet (arXiv 2203.16527) as in detectron2, without its window attention.",
         model={"image_size": 1024, "drop_path": 0.1},
         augment={"scale_min": 0.1, "scale_max": 2.0},
         detect={"resize": "jitter", "pyramid": "simple", "norm": "layer", "box_head": "convolutions"},
@@ -44,7 +44,7 @@ def vitdet(model: str = "deit_b") -> Recipe:
 
 @recipe
 def detection_small(model: str = "patchconvnet_s20") -> Recipe:
-    """A few hundred pictures from scratch on one GPU in minutes; `patchloom train DATA` fits it to the data."""
+    """A few hundred images from scratch on one GPU in minutes; `patchloom train DATA` fits it to the data."""
     return based_on(
         mask_rcnn(model),
         source="Rules of thumb: large-scale jitter, GroupNorm in pyramid and heads; rates were not compared.",
@@ -56,11 +56,11 @@ def detection_small(model: str = "patchconvnet_s20") -> Recipe:
     )
 
 
-# Where nobody names a recipe -----------------------------------------------------------------------------------------
+# The automatic recipe ------------------------------------------------------------------------------------------------
 
-SEEN = {"cpu": 2_400, "cuda": 60_000}  # pictures in a run
+IMAGES_SEEN = {"cpu": 2_400, "cuda": 60_000}  # in a run, repetitions included
 SIDES = {"cpu": (64, 128), "cuda": (320, 640)}  # of the canvas: least and most
-# With a GPU small pictures are shown larger than they are: small objects are found at a stride of 4 pixels.
+# With a GPU small images are enlarged: small objects are detected at a stride of 4 pixels.
 LARGER = {"cpu": 1, "cuda": 2}
 BATCHES = {"cpu": 8, "cuda": 16}
 RATES = {"cpu": 1e-3, "cuda": 5e-4}  # narrow networks learn faster
@@ -70,8 +70,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "cpu": {"model.name": "smlpnet_t", "model.options.dim": 32, "model.options.depths": (1, 1, 2, 1)},
     "cuda": {"model.name": "patchconvnet_s20"},
 }
-WHY = {"cpu": "small, and with maps of every stride of its own", "cuda": "small, and takes pictures of any shape"}
-# Without a GPU heads must be narrow: most of the time of a small network is theirs.
+WHY = {"cpu": "small, with feature maps at every stride", "cuda": "small, and accepts images of any shape"}
+# Narrow heads without a GPU: they take most of a small network's time.
 NARROW = {
     "detect.channels": 64,
     "detect.hidden": 256,
@@ -80,7 +80,7 @@ NARROW = {
     "detect.anchor_scale": 4.0,
     "detect.most": 30,
 }
-# What a run of few steps has no time to gain from.
+# For short runs, which gain nothing from strong augmentation.
 MILD = {
     "augment.scale_min": 0.8,
     "augment.scale_max": 1.25,
@@ -91,22 +91,22 @@ MILD = {
 }
 
 
-def automatic(facts: Facts, model: str | None, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
-    """`detection_small` fitted to data and machine, and the reason of every field that differs."""
-    known, device = read_overrides(given), facts.device
-    asked = given.get("model.name", model)
-    network = {"model.name": asked} if asked else NETWORKS[device]
-    chosen = [Reason(key, value, "as asked" if asked else WHY[device]) for key, value in network.items()]
+def automatic(facts: Facts, model: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
+    """Fit `detection_small` to data and machine; return it with the reason for every field that differs."""
+    known, device = read_overrides(overrides), facts.device
+    requested = overrides.get("model.name", model)
+    network = {"model.name": requested} if requested else NETWORKS[device]
+    chosen = [Reason(key, value, "as requested" if requested else WHY[device]) for key, value in network.items()]
     least, most = SIDES[device]
     side = min(most, max(least, round(LARGER[device] * facts.image_size_median / 64) * 64))
     batch = known.get("optim.batch_size") or min(BATCHES[device], facts.images)
-    epochs = known.get("schedule.epochs") or max(FEWEST_EPOCHS, round(SEEN[device] / facts.images))
+    epochs = known.get("schedule.epochs") or max(FEWEST_EPOCHS, round(IMAGES_SEEN[device] / facts.images))
     steps = epochs * math.ceil(facts.images / batch)
-    seen = f"{facts.images:,} images: about {epochs * facts.images:,} seen"
+    total = f"{facts.images:,} images: about {epochs * facts.images:,} seen"
     chosen += [
-        Reason("model.image_size", side, f"pictures are about {facts.image_size_median} pixels; {least} to {most}"),
+        Reason("model.image_size", side, f"images are about {facts.image_size_median} pixels; {least} to {most}"),
         Reason("optim.batch_size", batch, f"on a {'GPU' if device == 'cuda' else 'CPU'}"),
-        Reason("schedule.epochs", epochs, seen),
+        Reason("schedule.epochs", epochs, total),
         Reason("schedule.warmup_steps", max(1, min(200, steps // 10)), "a tenth of the steps, up to 200"),
         Reason("optim.lr", PRETRAINED_RATE if facts.pretrained else RATES[device], "AdamW, cosine to 0"),
     ]
@@ -114,6 +114,6 @@ def automatic(facts: Facts, model: str | None, given: Mapping[str, Any]) -> tupl
         chosen += [Reason(key, value, f"mild, for {steps:,} steps") for key, value in MILD.items()]
     if device == "cpu":
         chosen += [Reason(key, value, "narrow heads without a GPU") for key, value in NARROW.items()]
-    reasons = [reason for reason in chosen if reason.field not in given]
+    reasons = [reason for reason in chosen if reason.field not in overrides]
     base = detection_small(network["model.name"])
     return override(base, known | {reason.field: reason.value for reason in reasons}), reasons

@@ -11,10 +11,10 @@ from patchloom.recipes.small_images import fit_to_32_pixels
 
 @recipe
 def dino(model: str = "resmlp_s12") -> Recipe:
-    """ImageNet-1k without labels: ResMLP-S12 62.6 % by k-NN and 67.5 % by a linear classifier, S24 69.4 and 72.8 %."""
+    """ImageNet-1k without labels: ResMLP-S12 62.6 % with k-NN and 67.5 % with a linear classifier, S24 69.4, 72.8 %."""
     return based_on(
         deit(model),
-        source="DINO's code at its defaults, 300 epochs as ResMLP 3.2, which says nothing else.",
+        source="DINO's code with its defaults, 300 epochs as ResMLP 3.2, which states nothing else.",
         augment=AugmentPart(
             crop_min_scale=0.4,
             color_jitter=0.4,
@@ -33,7 +33,7 @@ def dino(model: str = "resmlp_s12") -> Recipe:
 
 @recipe
 def dino_small_images(model: str = "resmlp_s12") -> Recipe:
-    """The same for small pictures such as CIFAR's, on one GPU in minutes."""
+    """The same for small images such as CIFAR's, on one GPU in minutes."""
     return based_on(
         dino(model),
         source="patchloom's own: fewer outputs, BatchNorm in the head, milder views; measured in docs/results.md.",

@@ -1,8 +1,9 @@
-"""A named recipe on other data than it was made for: what does not suit them, and the recipe fitted to them.
+"""Fitting a named recipe to other data and machines than it was made for.
 
-Published recipes are for a million images and a machine of many GPUs. `misfits` says where that shows; `fitted` keeps
-the method and moves its numbers by the rules of `auto` and of patchloom's recipes for small images: batch, learning
-rate, image size, epochs, warm-up, and without a GPU the network. What the user gives stays, and the rest follows.
+Published recipes assume a million images and a machine with many GPUs. `misfits` reports where that matters; `fitted`
+keeps the method and adapts its numbers by the rules of `auto` and of patchloom's recipes for small images: batch,
+learning rate, image size, epochs, warm-up and, without a GPU, the network. The user's overrides are kept, and the rest
+follows.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from patchloom.recipes.auto import (
     fitted_width,
     read_overrides,
     strength_for,
+    without_overridden,
 )
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 
-# Slow copies of DINO's and Grafit's published decay, 0.996, still hold 2 % of their random start after so many updates,
-# and most of it after 120.
+# Slow copies with DINO's and Grafit's published decay, 0.996, still contain 2 % of their random start after this many
+# updates, and most of it after 120.
 FEW_UPDATES = 1_000
-# Of the training images. Warm-up and schedule count epochs: with fewer than four updates in one they come in jumps.
+# Share of the training images. Warm-up and schedule count epochs: with fewer than four updates per epoch they jump.
 LARGEST_BATCH_SHARE = 0.25
-FAR_SMALLER = 0.5  # images of less than this share of the recipe's size
+FAR_SMALLER = 0.5  # images below this share of the recipe's size
 A_DAY_S = 86_400
-# Training images of the set a recipe is for, by its name; those to fine-tune with are for sets of many sizes.
+# Training images of the dataset a recipe was made for, by its name; fine-tuning recipes are for datasets of many sizes.
 MADE_FOR = (
     ("*transfer*", None),
     ("*finetune*", None),
@@ -46,7 +48,7 @@ MADE_FOR = (
     ("*jft*", 300_000_000),
     ("*", 1_281_167),
 )
-# Without a GPU: the smallest network of a family.
+# The smallest network of each family, for machines without a GPU.
 SMALLEST = {
     "resmlp": "resmlp_s12",
     "mixer": "mixer_s16",
@@ -57,16 +59,16 @@ SMALLEST = {
     "patchconvnet": "patchconvnet_s20",
     "timm:resnet50": "timm:resnet18",
 }
-# Views cost as many images; without a GPU two of full size and two small ones must do.
+# Each view costs as much as an image; without a GPU, two of full size and two small ones must suffice.
 VIEWS_ON_CPU, LOCAL_ON_CPU = 2, 2
-# Updates up to which the slow copy of the network (DINO's teacher, Grafit's target) must follow faster.
+# Maximum updates → decay with which the slow copy of the network (DINO's teacher, Grafit's target) still follows.
 FOLLOWING = ((3_000, 0.97), (20_000, 0.99))
 FEW_IMAGES = 100_000
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of data and machine before a run."""
+    """What is known about data and machine before a run."""
 
     images: int
     image_size_median: int
@@ -75,40 +77,40 @@ class Facts:
 
 
 def misfits(recipe: Recipe, facts: Facts) -> list[str]:
-    """What of a recipe does not suit the data, with the numbers; nothing where it does."""
+    """Return what does not suit the data, with numbers; empty if everything does."""
     batch, epochs, images = recipe.optim.batch_size, recipe.schedule.epochs, facts.images
     updates = images // batch * epochs
-    found = []
+    messages = []
     if updates < FEW_UPDATES:
-        found.append(f"{updates:,} updates of {batch:,} images are few (below {FEW_UPDATES:,}) for your {images:,}")
+        messages.append(f"{updates:,} updates of {batch:,} images are few (below {FEW_UPDATES:,}) for your {images:,}")
     elif batch > LARGEST_BATCH_SHARE * images:
-        found.append(f"its batch of {batch:,} is {batch / images:.0%} of your {images:,} images, above a quarter")
+        messages.append(f"its batch of {batch:,} is {batch / images:.0%} of your {images:,} images, above a quarter")
     size = recipe.model.image_size
     if facts.image_size_median < FAR_SMALLER * size and not facts.pretrained:
-        found.append(f"it shows images at {size} px and yours are about {facts.image_size_median}")
-    return found
+        messages.append(f"it uses images at {size} px and yours are about {facts.image_size_median}")
+    return messages
 
 
-def advice(recipe: Recipe, facts: Facts, given: Mapping[str, Any]) -> str:
-    """One line for a person: what does not suit, and what the fitted recipe would do; '' where all does."""
+def advice(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -> str:
+    """Return one line on what does not suit and what the fitted recipe would do; "" if everything suits."""
     reasons = misfits(recipe, facts)
     if not reasons:
         return ""
     images = next((images for pattern, images in MADE_FOR if fnmatchcase(recipe.name, pattern)), None)
     made = f" was made for {_short(images)} images" if images else ""
-    offered, _ = fitted(recipe, facts, given)
+    offered, _ = fitted(recipe, facts, overrides)
     batch = offered.optim.batch_size
     updates = max(1, facts.images // batch) * offered.schedule.epochs
-    told = f"--fit ({updates:,} updates of {batch:,} images at {offered.model.image_size} px)"
+    option = f"--fit ({updates:,} updates of {batch:,} images at {offered.model.image_size} px)"
     if misfits(offered, facts) == reasons:
-        told = f"--fit, and leave out {' or '.join(key for key in BASES if key in given)}, which it would keep"
+        option = f"--fit, and omit {' or '.join(key for key in BASES if key in overrides)}, which it would keep"
     elif updates < FEW_UPDATES:
-        told += ", and more epochs"
-    return f"recipe {recipe.name}{made}: {', and '.join(reasons)}. Fit it: {told}"
+        option += ", and more epochs"
+    return f"recipe {recipe.name}{made}: {', and '.join(reasons)}. Fit it: {option}"
 
 
 def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:
-    """The network that takes the place of one that is too slow for the machine; nothing where it may stay."""
+    """Replace a network that is too slow for the machine; empty if it can stay."""
     name = recipe.model.name
     if facts.device == "cuda" or facts.pretrained or name.endswith("_distilled"):
         return []
@@ -120,20 +122,18 @@ def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:
     return reasons
 
 
-def fitted(recipe: Recipe, facts: Facts, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
-    """The recipe for these data and this machine, and why each field that moved did."""
-    known = read_overrides(given)
+def fitted(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
+    """Return the recipe for these data and this machine, and the reason for every changed field."""
+    known = read_overrides(overrides)
     budget = (FINE_TUNE if facts.pretrained else SCRATCH)[facts.device]
     reasons = _size(recipe, facts, budget, known)
     reasons += _views(recipe, facts, reasons)
     reasons += _run(recipe, facts, budget, known, _view_images(override(recipe, _values(reasons))))
     reasons += _method(recipe, facts, {**_values(reasons), **known})
-    warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
-    left = given.keys() | (warmups if warmups & given.keys() else set())
     before, method = flatten(recipe), method_of(recipe.objective.method)
-    reasons = [r for r in reasons if method.reads_field(*r.field.split(".")[:2])]
-    moved = [r for r in reasons if r.field not in left and before.get(r.field) != r.value]
-    return override(recipe, _values(moved)), moved
+    reasons = [r for r in without_overridden(reasons, overrides) if method.reads_field(*r.field.split(".")[:2])]
+    changed = [r for r in reasons if before.get(r.field) != r.value]
+    return override(recipe, _values(changed)), changed
 
 
 def _values(reasons: list[Reason]) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def _values(reasons: list[Reason]) -> dict[str, Any]:
 
 
 def _size(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any]) -> list[Reason]:
-    """Images no larger than they are, and than the machine is asked for."""
+    """Use images no larger than they are and than the machine can afford."""
     size, median = recipe.model.image_size, facts.image_size_median
     side = known.get("model.image_size", min(size, median, budget.largest_size))
     if facts.pretrained or side >= size:
         return []
     limit = f", at most {budget.largest_size} on {facts.device}" if side < min(size, median) else ""
-    # Options that the recipe has set for its network stay.
+    # Options that the recipe sets for its network are kept.
     sized = fitted_size(recipe.model.name, side, f"images are about {median} pixels{limit}", known)
     return [r for r in sized if r.field.removeprefix("model.options.") not in recipe.model.options]
 
@@ -155,20 +155,20 @@ def _size(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any]
 def _views(recipe: Recipe, facts: Facts, reasons: list[Reason]) -> list[Reason]:
     part, size = recipe.views, recipe.model.image_size
     chosen = _values(reasons).get("model.image_size", size)
-    found = []
+    fitted_views = []
     if part.local and chosen != size:
         patch = _values(reasons).get("model.options.patch_size", 16)
         local = max(patch, round(part.local_size * chosen / size / patch) * patch)
-        found.append(Reason("views.local_size", local, f"the same share of {chosen} pixels"))
+        fitted_views.append(Reason("views.local_size", local, f"the same share of {chosen} pixels"))
     if facts.device == "cpu" and part.number > VIEWS_ON_CPU:
-        found.append(Reason("views.number", VIEWS_ON_CPU, f"{part.number} cost as many images without a GPU"))
+        fitted_views.append(Reason("views.number", VIEWS_ON_CPU, f"{part.number} cost as many images without a GPU"))
     if facts.device == "cpu" and part.local > LOCAL_ON_CPU:
-        found.append(Reason("views.local", LOCAL_ON_CPU, f"{part.local} cost too much without a GPU"))
-    return found
+        fitted_views.append(Reason("views.local", LOCAL_ON_CPU, f"{part.local} cost too much without a GPU"))
+    return fitted_views
 
 
 def _view_images(recipe: Recipe) -> float:
-    """Images of full size that all views of one amount to."""
+    """Return the cost of all views of one image, in images of full size."""
     views = recipe.views
     return views.number + views.local * (views.local_size / recipe.model.image_size) ** 2
 
@@ -176,7 +176,7 @@ def _view_images(recipe: Recipe) -> float:
 def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any], views: float) -> list[Reason]:
     optim, images = recipe.optim, facts.images
     batch = known.get("optim.batch_size") or min(optim.batch_size, fitted_batch(images, budget.largest_batch))
-    affordable = max(budget.epochs[0], round(budget.pictures / images / views))
+    affordable = max(budget.epochs[0], round(budget.images / images / views))
     steps = recipe.schedule.steps if "schedule.steps" not in known else 0
     wanted = max(1, round(steps * optim.batch_size / images)) if steps else recipe.schedule.epochs
     epochs = known.get("schedule.epochs") or min(wanted, affordable)
@@ -184,18 +184,18 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
     why = f"{images // batch:,} updates per epoch instead of {images // optim.batch_size:,}"
     reasons = [Reason("optim.batch_size", batch, why)]
     if batch != optim.batch_size:
-        # Steps of SGD add up; those of Adam and LAMB have a length of their own, whose noise falls with the root.
+        # The rate of SGD scales with the batch; steps of Adam and LAMB are normalized, so it scales with the root.
         power = 1.0 if optim.name == "sgd" else 0.5
         rate = (batch / optim.batch_size) ** power
         why = f"{optim.peak_lr:.2g} at {optim.batch_size:,}, times {'batch' if power == 1 else 'root of batch'}"
         lr = float(f"{optim.peak_lr * rate:.2g}")
         reasons += [
             Reason("optim.lr", lr, why),
-            Reason("optim.lr_reference_batch", None, "the rate is that of this batch"),
+            Reason("optim.lr_reference_batch", None, "the rate is for this batch"),
             Reason(
                 "schedule.min_lr",
                 min(lr, float(f"{recipe.schedule.min_lr * rate:.2g}")),
-                "as far below the peak as before",
+                "in proportion to the peak",
             ),
         ]
     why = f"{updates:,} updates; about {_short(epochs * images)} images seen"
@@ -217,21 +217,21 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
 
 
 def scaled_steps(recipe: Recipe, epochs: int) -> Reason:
-    """The epochs at which the rate drops, at the same shares of a run of so many."""
+    """Scale the epochs at which the rate drops to a run of `epochs` epochs."""
     share = epochs / recipe.schedule.epochs
     steps = tuple(sorted({max(1, round(epoch * share)) for epoch in recipe.schedule.step_epochs}))
     return Reason("schedule.step_epochs", steps, f"at the same shares of {epochs} epochs")
 
 
 def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Reason]:
-    """What augmentation and objective must follow."""
+    """Adapt augmentation and objective."""
     epochs, batch = chosen["schedule.epochs"], chosen["optim.batch_size"]
     size = chosen.get("model.image_size", recipe.model.image_size)
     augment = recipe.augment
     compares = recipe.views.number > 1 or recipe.views.local > 0
     reasons = []
     if augment.repeats > 1:
-        why = f"with {augment.repeats} copies an epoch shows a part of the images"
+        why = f"with {augment.repeats} copies an epoch contains only some of the images"
         reasons.append(Reason("augment.repeats", 1, why))
     strength = strength_for(epochs)
     reasons += [
@@ -252,8 +252,8 @@ def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Rea
 
 
 def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
-    """As in small_images, dino_small_images and grafit_small_images."""
-    why = f"{size} pixels show too little in less"
+    """Adapt crops and views as in small_images, dino_small_images and grafit_small_images."""
+    why = f"smaller parts of {size} pixels show too little"
     reasons = [Reason("test.crop_ratio", 1.0, "the whole image")]
     if not compares:
         return [
@@ -281,14 +281,14 @@ def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
 
 
 def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
-    """Heads, slow copies and weights of losses for a small set."""
+    """Adapt heads, slow copies and loss weights to a small dataset."""
     following = next((decay for most, decay in FOLLOWING if updates < most), None)
     method, reasons = method_of(recipe.objective.method), []
     if "dino" in method.reads:
         outputs = min(recipe.dino.outputs, max(256, 2 ** int(math.log2(facts.images / 10))))
         reasons += [
             Reason("dino.outputs", outputs, f"prototypes for {facts.images:,} images"),
-            Reason("dino.batch_norm", True, "as dino_small_images: fewer images collapse sooner"),
+            Reason("dino.batch_norm", True, "as dino_small_images: with few images it collapses sooner"),
         ]
         if recipe.optim.weight_decay_end:
             reasons.append(Reason("optim.weight_decay_end", 0.1, "as dino_small_images"))
@@ -298,7 +298,7 @@ def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
             )
     if method.projector != "none" and method.options["instance"] != "none":
         if recipe.grafit.instance_weight == 1.0:
-            reasons.append(Reason("grafit.instance_weight", 2.0, "as grafit_small_images: finds fine classes better"))
+            reasons.append(Reason("grafit.instance_weight", 2.0, "as grafit_small_images, for fine classes"))
         if following and following < recipe.grafit.target_decay:
             reasons.append(Reason("grafit.target_decay", following, f"the target follows within {updates:,} updates"))
     if recipe.optim.name == "sgd" and recipe.optim.weight_decay < 5e-4:

@@ -1,6 +1,6 @@
-"""Grafit, what it is compared with, and its transfer (thesis 2.4.2, 2.4.3, 2.4.6, 2.5.1 and 2.5.4).
+"""Grafit, its baselines and its transfer (thesis 2.4.2, 2.4.3, 2.4.6, 2.5.1 and 2.5.4).
 
-All of them but the transfer are the supervised baseline with another objective, so that only that differs.
+All but the transfer are the supervised baseline with another objective, so that nothing else differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from patchloom.recipes.small_images import fit_to_32_pixels
 
 @recipe
 def grafit_supervised(model: str = "timm:resnet50") -> Recipe:
-    """Cross-entropy on ImageNet-1k, the baseline Grafit is compared with: ResNet-50 79.3 % top-1.
+    """Cross-entropy on ImageNet-1k, Grafit's baseline: ResNet-50 79.3 % top-1.
 
     CIFAR-100 is trained at 32 pixels.
     """
@@ -37,7 +37,7 @@ def grafit_supervised(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_transfer(model: str = "timm:resnet50") -> Recipe:
-    """Fine-tuning on a fine-grained set: Flowers 98.2, Cars 92.5, Food-101 89.5, iNat 69.8 (18), 75.9 % (19)."""
+    """Fine-tuning on a fine-grained dataset: Flowers 98.2, Cars 92.5, Food-101 89.5, iNat 69.8 (18), 75.9 % (19)."""
     return based_on(
         grafit_supervised(model),
         source="Thesis 2.4.6 and 2.5.4, rest as grafit_supervised, without warm-up.",
@@ -48,7 +48,7 @@ def grafit_transfer(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_transfer_cutmix(model: str = "timm:regnety_080") -> Recipe:
-    """The same for longer, `fixres` after it: Flowers 99.1, Cars 94.7, Food-101 93.7, iNat 81.2 (18), 84.1 % (19).
+    """The same for longer, then `fixres`: Flowers 99.1, Cars 94.7, Food-101 93.7, iNat 81.2 (18), 84.1 % (19).
 
     1000 epochs are for Flowers and Cars; Food-101 and iNaturalist took 300.
     """
@@ -62,7 +62,7 @@ def grafit_transfer_cutmix(model: str = "timm:regnety_080") -> Recipe:
 
 @recipe
 def grafit(model: str = "timm:resnet50") -> Recipe:
-    """Coarse labels and instances, by kNN on the fine ones: CIFAR-100 20 → 100 77.7 %, ImageNet 127 → 1000 69.1 %."""
+    """Coarse labels and instances; kNN on fine labels: CIFAR-100 20 → 100 77.7 %, ImageNet 127 → 1000 69.1 %."""
     return based_on(
         grafit_supervised(model),
         source="Thesis 2.5.1; 4 views (8 for CIFAR-100); λ = 1; the target's decay is BYOL's.",
@@ -73,7 +73,7 @@ def grafit(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_fc(model: str = "timm:resnet50") -> Recipe:
-    """Grafit with a linear projector: CIFAR-100 20 → 100 by kNN 75.6 %, mAP 55.0."""
+    """Grafit with a linear projector: CIFAR-100 20 → 100 with kNN 75.6 %, mAP 55.0."""
     return based_on(grafit(model), source="Thesis table 2.7, as grafit.", objective={"method": "grafit_fc"})
 
 
@@ -87,13 +87,13 @@ def snca(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def snca_plus(model: str = "timm:resnet50") -> Recipe:
-    """SNCA with Grafit's projector and training: CIFAR-100 20 → 100 by kNN 72.2 %, mAP 35.9."""
+    """SNCA with Grafit's projector and training: CIFAR-100 20 → 100 with kNN 72.2 %, mAP 35.9."""
     return based_on(snca(model), source="Thesis 2.4.2, as snca.", objective={"method": "snca_plus"})
 
 
 @recipe
 def instances(model: str = "timm:resnet50") -> Recipe:
-    """Grafit's instance loss alone, without any label: CIFAR-100 by kNN 54.3 %, mAP 14.3."""
+    """Grafit's instance loss alone, without labels: CIFAR-100 with kNN 54.3 %, mAP 14.3."""
     return based_on(
         grafit(model), source="Thesis table 2.7, as grafit without labels.", objective={"method": "instance"}
     )
@@ -101,7 +101,7 @@ def instances(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def triplet(model: str = "timm:resnet50") -> Recipe:
-    """Triplets of instances, without any label (thesis table 2.1)."""
+    """Triplets of instances, without labels (thesis table 2.1)."""
     return based_on(
         grafit(model), source="Thesis 2.2; margin and choice of triplets as FaceNet.", objective={"method": "triplet"}
     )
@@ -119,7 +119,7 @@ def clusterfit(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_small_images(model: str = "smlpnet_t") -> Recipe:
-    """Grafit FC for small pictures: CIFAR-100 20 → 100 by kNN 61.6 %; objective.method=… gives baselines this frame."""
+    """Grafit FC for small images: CIFAR-100 20 → 100 with kNN 61.6 %; set objective.method for its baselines."""
     return based_on(
         grafit(model),
         source="patchloom's own, after thesis 2.5.1 and SNCA's CIFAR recipe; measured in docs/results.md.",

@@ -1,7 +1,7 @@
-"""The methods of training: one row each, with what the rest of the code has to know of it.
+"""Training methods: one row each, with everything the rest of the code needs to know about it.
 
-How a loss is computed stands in `objectives/`; here stands which task a method solves, what of a recipe it reads, what
-it learns from and what its network ends with. A new method is a row here and a file there.
+The loss is implemented in `objectives/`. A row defines which task a method solves, which fields of a recipe it reads,
+what it learns from and what its network ends in. A new method is a row here and a file there.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,15 +11,15 @@ from typing import Any, Literal
 from patchloom_runtime.errors import UsageError, nearest
 
 EVERYTHING = ("*",)
-# Groups of a recipe that every method reads whole, unless its row says which fields.
+# Groups of a recipe that every method reads completely, unless its row lists fields.
 _COMMON: Mapping[str, Collection[str]] = dict.fromkeys(("model", "objective", "optim", "schedule"), EVERYTHING)
-# One way to say what learns: `trainable` where images have one answer, `freeze` where every place has.
+# What learns is set by `trainable` for image-level networks and by `freeze` for dense ones.
 _MODEL = ("name", "image_size", "drop_path", "drop_path_rule", "dropout", "gradient_checkpointing", "options")
-_OF_IMAGES = (*_MODEL, "eval_mode", "fit_head", "trainable", "size_from", "scales_from")
-_OF_PLACES = (*_MODEL, "eval_mode", "freeze")
-_IMAGES = {**_COMMON, "model": _OF_IMAGES, "augment": EVERYTHING, "test": EVERYTHING}
-# What turns masks and boxes with their pictures; mixing and policies that move pixels have no place there.
-PLACED = (
+_IMAGE_LEVEL = (*_MODEL, "eval_mode", "fit_head", "trainable", "size_from", "scales_from")
+_DENSE = (*_MODEL, "eval_mode", "freeze")
+_IMAGES = {**_COMMON, "model": _IMAGE_LEVEL, "augment": EVERYTHING, "test": EVERYTHING}
+# Augmentations that also apply to masks and boxes; mixing and policies that move pixels do not.
+SPATIAL = (
     *("crop", "crop_min_scale", "crop_max_scale", "crop_padding", "short_side", "scale_min", "scale_max"),
     *("largest_class", "flip", "policy", "color_jitter", "saturation", "hue", "jitter_probability"),
     *("grey", "blur", "solarise"),
@@ -30,28 +30,28 @@ _GRAFIT = {**_VIEWS, "grafit": EVERYTHING}
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What is known of a method by name."""
+    """Properties of a method."""
 
     task: str  # a row of `tasks.table`
     objective: str  # the module with its `make_objective`
     reads: Mapping[str, Collection[str]]  # group of a recipe → its fields
     learns_from: Literal["labels", "images", "clusters", "text", "masks", "boxes"]
-    views: bool = False  # batches are of several views of each image
-    head: Literal["classes", "clusters", "places", "none"] = "none"  # what the network tells apart; of places, classes
-    projector: Literal["fc", "mlp", "none"] = "none"  # of the network: what images are searched by
-    teacher: bool = False  # a trained network can be distilled
-    copies: bool = False  # it keeps a whole copy of the network, so that weights cannot be split over processes
-    counts: str = "images"  # what optim.batch_size counts
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the objective: which losses are added
+    views: bool = False  # batches contain several views of each image
+    head: Literal["classes", "clusters", "places", "none"] = "none"  # what the network classifies; places: dense
+    projector: Literal["fc", "mlp", "none"] = "none"  # of the network: search uses its output
+    teacher: bool = False  # supports distillation
+    copies: bool = False  # keeps a copy of the network, so the weights cannot be sharded over processes
+    counts: str = "images"  # unit of optim.batch_size
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the objective: which losses are summed
 
     def reads_field(self, group: str, name: str = "") -> bool:
-        """Whether the method reads a group of a recipe, or a field of it."""
+        """Return whether the method reads a group of a recipe, or a field of it."""
         fields = self.reads.get(group, ())
         return bool(fields) and (not name or fields == EVERYTHING or name in fields)
 
 
 def _grafit(labels: str, instance: str, projector: str) -> Method:
-    """A row of thesis tables 2.1, 2.4 and 2.7."""
+    """Return a row of thesis tables 2.1, 2.4 and 2.7."""
     return Method(
         task="classification" if labels == "cross_entropy" else "embedding",
         objective="patchloom.objectives.grafit",
@@ -59,7 +59,7 @@ def _grafit(labels: str, instance: str, projector: str) -> Method:
         learns_from="images" if labels == "none" else "labels",
         views=True,
         head="classes" if labels == "cross_entropy" else "none",
-        # One that only instances train stays with the objective.
+        # A projector that only instances train belongs to the objective.
         projector=projector if labels == "knn" else "none",  # type: ignore[arg-type]
         copies=True,
         options={"labels": labels, "instance": instance, "projector": projector},
@@ -101,7 +101,7 @@ METHODS: dict[str, Method] = {
     "segmentation": Method(
         task="segmentation",
         objective="patchloom.objectives.segmentation",
-        reads={**_COMMON, "model": _OF_PLACES, "objective": ("method",), "augment": PLACED, "segment": EVERYTHING},
+        reads={**_COMMON, "model": _DENSE, "objective": ("method",), "augment": SPATIAL, "segment": EVERYTHING},
         learns_from="masks",
         head="places",
     ),
@@ -145,7 +145,7 @@ METHODS: dict[str, Method] = {
 
 
 def method_of(name: str) -> Method:
-    """The row of a method; a UsageError with the nearest names where there is none."""
+    """Return the row of a method. Raise UsageError with the nearest names if there is none."""
     if name not in METHODS:
         known = ", ".join(METHODS)
         raise UsageError(f"objective.method is {name!r}, expected one of {known}.{nearest(name, list(METHODS))}")

@@ -1,6 +1,6 @@
-"""MLP-Mixer: pre-training on three data sets and fine-tuning (paper sections 3, B and C, table 4).
+"""MLP-Mixer: pre-training on three datasets and fine-tuning (paper sections 3, B and C, table 4).
 
-The paper's Adam decays weights apart from the gradient, in proportion to the learning rate: PyTorch's AdamW.
+The paper's Adam decouples weight decay from the gradient, in proportion to the learning rate: PyTorch's AdamW.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from patchloom.recipes.parts import AugmentPart, EvaluationPart, ModelPart, Obje
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
 
-# Table 4, ImageNet-21k: RandAugment magnitude and mixup. Sizes it does not list take B's.
+# Table 4, ImageNet-21k: RandAugment magnitude and mixup. Sizes that it does not list take B's.
 AUGMENT_21K = {"mixer_l32": (20, 0.5), "mixer_l16": (20, 0.5)}
 # Table 4, JFT-300M: epochs and learning rate. Its L reads 7/14 epochs: L/32 saw 7, L/16 both (table 3).
 JFT = {
@@ -67,8 +67,8 @@ def mixer_jft(model: str = "mixer_l16") -> Recipe:
 def mixer_finetune(model: str = "mixer_b16") -> Recipe:
     """Pre-trained Mixer on ImageNet-1k at 224 pixels: 20,000 steps.
 
-    The learning rate was searched for: 0.003, 0.01, 0.03, 0.06. CIFAR took 10,000 steps, Flowers, Pets 500
-    (schedule.steps). Inception crops, mixup and averages of the weights brought nothing (A.2).
+    The learning rate was selected from 0.003, 0.01, 0.03, 0.06. CIFAR used 10,000 steps, Flowers and Pets 500
+    (schedule.steps). Inception crops, mixup and weight averaging brought no gain (A.2).
     """
     return Recipe(
         name="mixer_finetune",
@@ -83,7 +83,7 @@ def mixer_finetune(model: str = "mixer_b16") -> Recipe:
 
 @recipe
 def mixer_finetune_448(model: str = "mixer_l16") -> Recipe:
-    """Twice the resolution, token mixing widened fourfold, tested on the whole picture: the Mixer rows of table 2."""
+    """Twice the resolution, token mixing widened fourfold, tested on the whole image: the Mixer rows of table 2."""
     return based_on(
         mixer_finetune(model),
         source="Mixer table 2 and C, K = 2; resize-crop test.",

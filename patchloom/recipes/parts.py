@@ -1,4 +1,4 @@
-"""The groups of a recipe's fields, in the order of the recipe; each reads and checks its own when it is made."""
+"""The groups of a recipe's fields, in the order of the recipe. Each parses and checks its fields when created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from patchloom_runtime.errors import UsageError
 
 
 class Checked:
-    """Reads every field by its type when the value is made, then looks for fields that clash."""
+    """Base class that parses every field by its type, then checks for conflicting fields."""
 
     group: ClassVar[str] = ""
 
@@ -35,10 +35,10 @@ class Checked:
         self.check_clashes()
 
     def check_clashes(self) -> None:
-        """Raise UsageError where two fields of the group contradict each other."""
+        """Raise UsageError if two fields of the group contradict each other."""
 
     def check_order(self, low: str, high: str) -> None:
-        """Raise UsageError where the lower end of a range is above the upper."""
+        """Raise UsageError if the lower end of a range is above the upper end."""
         least, most = getattr(self, low), getattr(self, high)
         if most < least:
             raise UsageError(
@@ -49,33 +49,33 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(Checked):
-    """Which network is trained, at which size, and how much of it."""
+    """The network, its image size, and which of its parts are trained."""
 
     group: ClassVar[str] = "model"
 
     name: str
-    image_size: Count = 224  # side in pixels, as seen by the network while training
+    image_size: Count = 224  # side in pixels during training
     drop_path: Probability = 0.0  # stochastic depth
-    drop_path_rule: Literal["uniform", "linear"] = "uniform"  # the same in every layer, or growing from 0
+    drop_path_rule: Literal["uniform", "linear"] = "uniform"  # equal in every layer, or growing from 0
     dropout: Probability = 0.0
-    # Of a network with one answer per image, the head always; head_and_norm: with the last norm (FixRes).
+    # For image-level networks; the head always learns. head_and_norm: with the last norm (FixRes).
     trainable: Literal["all", "attention", "head", "head_and_norm"] = "all"
-    fit_head: bool = False  # before the first step: a new classifier begins as the best linear one of its features
-    freeze: Literal["none", "backbone"] = "none"  # of one that answers at every place: what stands on it learns alone
-    eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
+    fit_head: bool = False  # fit a new classifier to the features, as the best linear one, before the first step
+    freeze: Literal["none", "backbone"] = "none"  # for dense networks: train only the parts on top of the backbone
+    eval_mode: bool = False  # fine-tune without stochastic depth and dropout, with fixed batch statistics
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
-    size_from: Literal["start", "recipe"] = "start"  # with --init: image sizes and crop are those of the run, or these
-    scales_from: str | None = None  # a run whose learned LayerScale this one has from the first step on, fixed
+    size_from: Literal["start", "recipe"] = "start"  # with --init: image sizes and crop of the run, or of this recipe
+    scales_from: str | None = None  # a run whose learned LayerScale is used, fixed, from the first step on
     options: Mapping[str, OptionValue] = field(default_factory=Options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentPart(Checked):
-    """What happens to training images."""
+    """Augmentation of training images."""
 
     group: ClassVar[str] = "augment"
 
-    # square_random: a window of the picture as a larger square; centre: as it is tested (docs/training.md has them all)
+    # square_random: a window of the image resized to a larger square; centre: as in testing (all: docs/training.md)
     crop: Literal["random_resized", "simple_random", "square_random", "centre", "pad", "resize", "scaled"] = (
         "random_resized"
     )
@@ -83,66 +83,64 @@ class AugmentPart(Checked):
     crop_max_scale: Annotated[float, NumberRange(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
     crop_ratio: Annotated[float, NumberRange(0, 1, above=True)] = 0.875  # square_random, centre: as test.crop_ratio
-    short_side: CountOrZero = (
-        0  # scaled: of pictures before they are scaled, their long side up to 4 times that; 0 = any
-    )
-    scale_min: Positive = 0.5  # scaled: by which both sides are multiplied at least, before a window is cut or padded
-    scale_max: Positive = 2.0  # scaled: and at most
-    largest_class: Annotated[float, NumberRange(0, 1, above=True)] = (
-        1.0  # scaled: its share of a window's labelled pixels
-    )
+    # scaled: short side before scaling, with a long side of up to 4 times that; 0 = any
+    short_side: CountOrZero = 0
+    scale_min: Positive = 0.5  # scaled: smallest factor for both sides, before a window is cropped or padded
+    scale_max: Positive = 2.0  # scaled: largest factor
+    # scaled: largest share of one class in a window's labeled pixels
+    largest_class: Annotated[float, NumberRange(0, 1, above=True)] = 1.0
     flip: Probability = 0.5  # left to right
     policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial", "photometric"] = "none"
     policy_magnitude: NotNegative = 9.0  # randaugment
     policy_magnitude_std: NotNegative = 0.0  # randaugment
-    policy_layers: Count = 2  # randaugment: transformations an image
+    policy_layers: Count = 2  # randaugment: transformations per image
     policy_choices: tuple[Literal["grey", "solarise", "blur"], ...] = ("grey", "solarise", "blur")  # three_augment
     color_jitter: NotNegative = 0.0  # brightness, contrast and saturation
     saturation: NotNegative | None = None  # jitter of saturation alone; none = as color_jitter
-    hue: Annotated[float, NumberRange(0, 0.5)] = 0.0  # jitter of hue, as a share of the colour circle
-    jitter_probability: Probability = 1.0  # of color_jitter, saturation and hue together
+    hue: Annotated[float, NumberRange(0, 0.5)] = 0.0  # jitter of hue, as a share of the color circle
+    jitter_probability: Probability = 1.0  # for color_jitter, saturation and hue together
     grey: Probability = 0.0
-    blur: Probability = 0.0  # Gaussian, of a radius of 0.1 to 2 pixels
-    solarise: Probability = 0.0  # values from 128 on are inverted
+    blur: Probability = 0.0  # Gaussian, with a radius of 0.1 to 2 pixels
+    solarise: Probability = 0.0  # invert values from 128 on
     erasing: Probability = 0.0
     mixup: NotNegative = 0.0  # α of the Beta distribution; 0 = off
     cutmix: NotNegative = 0.0  # α of the Beta distribution; 0 = off
-    mix_probability: Probability = 1.0  # that a batch is mixed at all
-    mix_switch: Probability = 0.5  # that it is CutMix, where both are on
+    mix_probability: Probability = 1.0  # that a batch is mixed
+    mix_switch: Probability = 0.5  # that it is CutMix, if both are on
     repeats: Count = 1  # repeated augmentation: copies of an image in a batch
 
     @property
     def jitters(self) -> tuple[float, float, float, float]:
-        """How far brightness, contrast, saturation and hue are moved at most."""
+        """Return the maximum jitter of brightness, contrast, saturation and hue."""
         saturation = self.color_jitter if self.saturation is None else self.saturation
         return self.color_jitter, self.color_jitter, saturation, self.hue
 
     def check_clashes(self) -> None:
-        """The largest crop is not smaller than the smallest."""
+        """Check the order of ranges and that three_augment has choices."""
         self.check_order("crop_min_scale", "crop_max_scale")
         self.check_order("scale_min", "scale_max")
         if self.policy == "three_augment" and not self.policy_choices:
-            raise UsageError("augment.policy three_augment has nothing to choose from. Set augment.policy to none.")
+            raise UsageError("augment.policy three_augment has no choices. Set augment.policy to none.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectivePart(Checked):
-    """What is minimised."""
+    """The loss and the teacher."""
 
     group: ClassVar[str] = "objective"
 
     method: str = "classification"  # a row of `recipes.methods`
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
     smoothing: Annotated[float, NumberRange(0, 1)] = 0.0
-    distillation: Literal["none", "soft", "hard", "labels"] = "none"  # labels: the second token has them for a teacher
-    teacher: str | None = None  # several, separated by commas, answer with the mean of their probabilities
-    distillation_weight: Probability = 0.5  # of the teacher's term; the labels keep the rest
+    distillation: Literal["none", "soft", "hard", "labels"] = "none"  # labels: the second token learns the labels
+    teacher: str | None = None  # several, separated by commas, are averaged in probability
+    distillation_weight: Probability = 0.5  # of the teacher's term; the labels have the rest
     temperature: Positive = 1.0  # soft distillation
-    # soft: the divergence is a mean over the batch, as in thesis equation 3.2, or over classes too, as in DeiT's code
+    # soft: mean of the divergence over the batch, as in thesis equation 3.2, or also over classes, as in DeiT's code
     soft_mean: Literal["batch", "batch_and_classes"] = "batch"
 
     def check_clashes(self) -> None:
-        """A method that is known; BCE has no smoothed targets; a teacher needs a way to be followed, and classes."""
+        """Check that the method exists and that loss, smoothing, distillation and teacher are compatible."""
         method_of(self.method)
         if self.distillation != "none" and not method_of(self.method).teacher:
             raise UsageError(
@@ -163,27 +161,27 @@ class ObjectivePart(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewsPart(Checked):
-    """Which views of an image are compared; `augment` makes those of full size. Read by all but classification."""
+    """The views of an image that are compared. `augment` defines those of full size. Not read by classification."""
 
     group: ClassVar[str] = "views"
 
     number: Count = 1  # of full size
-    second_blur: Probability | None = None  # of the second of them; none = as augment.blur
+    second_blur: Probability | None = None  # for the second view; none = as augment.blur
     second_solarise: Probability | None = None
-    local: CountOrZero = 0  # small ones beside them
+    local: CountOrZero = 0  # number of additional small views
     local_size: Count = 96
     local_min_scale: Annotated[float, NumberRange(0, 1, above=True)] = 0.05
     local_max_scale: Annotated[float, NumberRange(0, 1, above=True)] = 0.4
     local_blur: Probability = 0.5
 
     def check_clashes(self) -> None:
-        """The largest small view is not smaller than the smallest."""
+        """Check the order of the local scales."""
         self.check_order("local_min_scale", "local_max_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DinoPart(Checked):
-    """What objective.method dino reads; the authors' defaults."""
+    """Settings of objective.method dino; the authors' defaults."""
 
     group: ClassVar[str] = "dino"
 
@@ -192,7 +190,7 @@ class DinoPart(Checked):
     bottleneck: Count = 256
     batch_norm: bool = False  # in the head
     fixed_norm: bool = True  # prototypes of length 1
-    small_views: Literal["resample", "resize", "none"] = "resample"  # how a network of a fixed size sees local views
+    small_views: Literal["resample", "resize", "none"] = "resample"  # local views for networks with a fixed size
     student_temperature: Positive = 0.1
     teacher_temperature: Positive = 0.04  # after its warm-up; their longest trainings use 0.07
     warmup_teacher_temperature: Positive = 0.04
@@ -204,132 +202,131 @@ class DinoPart(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class GrafitPart(Checked):
-    """What Grafit and its baselines read."""
+    """Settings of Grafit and its baselines."""
 
     group: ClassVar[str] = "grafit"
 
     instance_weight: NotNegative = 1.0  # λ of equation 2.4
-    temperature: Positive = 0.05  # σ of equations 2.2 and 2.6, as SNCA's
+    temperature: Positive = 0.05  # σ of equations 2.2 and 2.6, as in SNCA
     target_decay: Probability = 0.99  # at the first update; BYOL's for 100 to 300 epochs, 0.996 for 1000
-    margin: NotNegative = 0.2  # triplet: of squared distances between unit vectors, as FaceNet's
+    margin: NotNegative = 0.2  # triplet: for squared distances between unit vectors, as in FaceNet
     clusters: Count = 1500  # clusterfit; 15000 for ImageNet
     clusters_of: str | None = None  # clusterfit: the run whose features are clustered
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentPart(Checked):
-    """What objective.method segmentation reads: the head on the network, and how pictures are tested."""
+    """Settings of objective.method segmentation: the head on the network, and testing."""
 
     group: ClassVar[str] = "segment"
 
-    head: Literal["upernet", "linear"] = "upernet"  # linear: one layer on the features as they are
+    head: Literal["upernet", "linear"] = "upernet"  # linear: one layer on the raw features
     channels: Count = 512  # of UperNet's head
     norm: Literal["batch", "group"] = "batch"  # of the head; group for small batches
-    auxiliary_weight: NotNegative = 0.4  # of the loss of the auxiliary head; 0 = there is none
+    auxiliary_weight: NotNegative = 0.4  # loss weight of the auxiliary head; 0 = no such head
     auxiliary_channels: Count = 256
-    dropout: Probability = 0.1  # of whole maps, before the classes are told apart
-    reduce_zero_label: bool = False  # 0 in a mask means 'not labelled', and the classes begin at 1 (ADE20K)
-    test: Literal["auto", "whole", "slide"] = "auto"  # auto: whole where the network takes images of any size
-    test_short_side: CountOrZero | None = None  # of pictures that are tested; none = as augment.short_side, 0 = any
-    window_stride: Annotated[float, NumberRange(0, 1, above=True)] = 2 / 3  # slide: of the side of a window
+    dropout: Probability = 0.1  # of whole feature maps, before the classifier
+    reduce_zero_label: bool = False  # mask value 0 is unlabeled, and classes start at 1 (ADE20K)
+    test: Literal["auto", "whole", "slide"] = "auto"  # auto: whole if the network accepts images of any size
+    test_short_side: CountOrZero | None = None  # of test images; none = as augment.short_side, 0 = any
+    window_stride: Annotated[float, NumberRange(0, 1, above=True)] = 2 / 3  # slide: share of a window's side
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextPart(Checked):
-    """What objective.method translation reads; there, optim.batch_size counts tokens (data/text/token_batches.py)."""
+    """Settings of objective.method translation, where optim.batch_size counts tokens (data/text/token_batches.py)."""
 
     group: ClassVar[str] = "text"
 
-    source: str | None = None  # languages; none = as the text has them
+    source: str | None = None  # languages; none = those of the text
     target: str | None = None
     vocabulary: Count = 32_768  # pieces, both languages together
     max_length: Annotated[int, NumberRange(2)] = 256  # positions: subwords of a sentence and its end
-    max_ratio: Annotated[float, NumberRange(1)] | None = 9.0  # between subwords of the sides of a pair; none = any
-    averaged_epochs: Count = 10  # the mean of the weights after so many last epochs is tried too; 1 = it is not
+    max_ratio: Annotated[float, NumberRange(1)] | None = 9.0  # between the subword counts of a pair; none = any
+    averaged_epochs: Count = 10  # also evaluate the mean of the weights after the last epochs; 1 = off
     beams: Count = 4
     length_penalty: Annotated[float, NumberRange(0, 10)] = 0.6  # scores are divided by length to this power
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectPart(Checked):
-    """What objective.method detection reads: the canvas its pictures are shown on, and the heads of Mask R-CNN.
+    """Settings of objective.method detection: the image canvas and the heads of Mask R-CNN.
 
     The defaults are those of XCiT's Mask R-CNN, which the thesis follows; `models/dense/detector.py` has torchvision's.
     """
 
     group: ClassVar[str] = "detect"
 
-    # By a random factor, augment.scale_min to scale_max of the size at which a picture fits; or to a random short side.
+    # jitter: a random factor, augment.scale_min to scale_max of the size that fits the canvas; or a random short side.
     resize: Literal["jitter", "short_side"] = "jitter"
-    short_min: Count = 480  # short_side: in steps of 32 pixels, and at a test the largest
+    short_min: Count = 480  # short_side: in steps of 32 pixels; tests use the largest
     short_max: Count = 800
-    long_max: Count = 1333  # short_side: no side is longer
-    min_visible: Probability = 0.0  # share of a box: objects of which a view shows less are not learned from it
-    masks: bool = True  # learned where the data have them; no: boxes alone
-    pyramid: Literal["fpn", "simple"] = "fpn"  # top-down, or ViTDet's without a way down
-    channels: Count = 256  # of every map
+    long_max: Count = 1333  # short_side: maximum of the long side
+    min_visible: Probability = 0.0  # minimum visible share of a box for its object to be learned
+    masks: bool = True  # learn masks if the data have them; false: boxes alone
+    pyramid: Literal["fpn", "simple"] = "fpn"  # top-down, or ViTDet's without a top-down path
+    channels: Count = 256  # per feature map
     norm: Literal["none", "batch", "group", "layer"] = "none"  # in pyramid and heads
     box_head: Literal["linear", "convolutions"] = "linear"  # two linear layers, or four convolutions and one
     hidden: Count = 1024  # of the linear layers
     anchor_scale: Positive = 8.0  # side of anchors, in strides
     proposals: Count = 1000  # kept per image
-    regions: Count = 512  # of them that teach, per image
-    min_score: Probability = 0.05  # of what is told
-    overlap: Probability = 0.5  # IoU with a better one of its class from which a detection is dropped
+    regions: Count = 512  # training regions per image
+    min_score: Probability = 0.05  # of a reported detection
+    overlap: Probability = 0.5  # maximum IoU with a better detection of the same class (NMS)
     most: Count = 100  # detections per image
 
     def check_clashes(self) -> None:
-        """Ranges rise."""
+        """Check the order of the short sides."""
         self.check_order("short_min", "short_max")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimPart(Checked):
-    """How weights are updated."""
+    """The optimizer, batch size and gradient clipping."""
 
     group: ClassVar[str] = "optim"
 
     name: Literal["adamw", "lamb", "sgd", "adam", "adagrad"] = "adamw"
     lr: Positive  # at the reference batch
-    lr_reference_batch: Count | None = None  # the lr grows with batch_size over this; none = as it stands
-    batch_size: Count  # images (of text: tokens) a step, over all devices and accumulation steps
+    lr_reference_batch: Count | None = None  # the lr scales with batch_size over this; none = no scaling
+    batch_size: Count  # images (for text: tokens) per step, over all devices and accumulation steps
     weight_decay: NotNegative = 0.0
-    weight_decay_end: NotNegative | None = None  # reached along a cosine; none = it stays as it is
+    weight_decay_end: NotNegative | None = None  # reached along a cosine; none = constant
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # adamw, lamb, adam
     momentum: Probability = 0.9  # sgd
     nesterov: bool = False  # sgd
-    clip_norm: Positive | None = None  # global norm of the gradient
-    clip_each: Positive | None = None  # norm of each tensor's gradient by itself
-    ema_decay: Probability | None = None  # average of the weights, a step
-    layer_decay: Annotated[float, NumberRange(0, 1, above=True)] = (
-        1.0  # of the rate, per block from the last to the first
-    )
+    clip_norm: Positive | None = None  # maximum norm of the whole gradient
+    clip_each: Positive | None = None  # maximum norm of each tensor's gradient
+    ema_decay: Probability | None = None  # EMA decay per step
+    # learning-rate factor per block, from the last to the first
+    layer_decay: Annotated[float, NumberRange(0, 1, above=True)] = 1.0
 
     @property
     def peak_lr(self) -> float:
-        """The learning rate after warm-up, at this batch size."""
+        """Return the learning rate after warm-up, at this batch size."""
         return self.lr * self.batch_size / self.lr_reference_batch if self.lr_reference_batch else self.lr
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePart(Checked):
-    """How long, and how the learning rate moves."""
+    """The length of the run and the learning-rate schedule."""
 
     group: ClassVar[str] = "schedule"
 
     epochs: Count
     warmup_epochs: CountOrZero = 0
     warmup_steps: CountOrZero = 0
-    warmup_lr: NotNegative = 0.0  # where the linear warm-up starts
-    steps: CountOrZero = 0  # updates; where given, epochs are as many as come nearest to it on the data
+    warmup_lr: NotNegative = 0.0  # start of the linear warm-up
+    steps: CountOrZero = 0  # updates; if set, replaced by the nearest number of epochs on the data
     decay: Literal["cosine", "linear", "poly", "step", "constant", "inverse_sqrt"] = "cosine"
-    power: Positive = 0.9  # poly: of the share that is left
-    min_lr: NotNegative = 0.0  # where cosine, linear and poly end
+    power: Positive = 0.9  # poly: exponent of the remaining share
+    min_lr: NotNegative = 0.0  # final value of cosine, linear and poly
     step_epochs: tuple[Count, ...] = ()  # step: epochs at which the rate drops
-    step_factor: Annotated[float, NumberRange(0, 1, above=True)] = 0.1  # step: what it is multiplied by
+    step_factor: Annotated[float, NumberRange(0, 1, above=True)] = 0.1  # step: factor of each drop
 
     def check_clashes(self) -> None:
-        """One warm-up, within the run; steps where and only where the decay is by steps."""
+        """Check that there is one warm-up within the run, and step epochs only for the decay step."""
         if self.warmup_epochs and self.warmup_steps:
             raise UsageError(
                 f"schedule.warmup_epochs is {self.warmup_epochs} and schedule.warmup_steps is "
@@ -341,26 +338,27 @@ class SchedulePart(Checked):
                 f"Set schedule.warmup_epochs to {self.epochs} or less."
             )
         if (self.decay == "step") != bool(self.step_epochs):
-            given = ",".join(map(str, self.step_epochs)) or "empty"
+            epochs = ",".join(map(str, self.step_epochs)) or "empty"
             raise UsageError(
-                f"schedule.decay is {self.decay} and schedule.step_epochs {given}. "
-                "Set schedule.step_epochs for the decay step, and for no other."
+                f"schedule.decay is {self.decay} and schedule.step_epochs {epochs}. "
+                "Set schedule.step_epochs for the decay step only."
             )
         if list(self.step_epochs) != sorted(set(self.step_epochs)):
             raise UsageError(
-                f"schedule.step_epochs is {','.join(map(str, self.step_epochs))}, expected rising epochs. Sort them."
+                f"schedule.step_epochs is {','.join(map(str, self.step_epochs))}, expected increasing epochs. "
+                "Sort them."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPart(Checked):
-    """How the network is tested."""
+    """Image size and crop for testing."""
 
     group: ClassVar[str] = "test"
 
     image_size: Count | None = None  # none = as in training
     crop_ratio: Annotated[float, NumberRange(0, 1, above=True)] = 0.875  # image_size over the resized short side
-    resize: Literal["short_side", "square"] = "short_side"  # square: the whole picture, whatever its shape (Mixer C)
+    resize: Literal["short_side", "square"] = "short_side"  # square: the whole image, whatever its shape (Mixer C)
 
 
 GROUPS: dict[str, type[Checked]] = {
@@ -372,15 +370,15 @@ GROUPS: dict[str, type[Checked]] = {
 }
 
 
-def _read_fields(part: type[Any]) -> dict[str, Any]:
-    """Name → type."""
+@cache
+def _field_types(part: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(part, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(part)}
 
 
-fields_of: Callable[..., dict[str, Any]] = cache(_read_fields)
+fields_of: Callable[..., dict[str, Any]] = _field_types  # name → type
 
 
 def keys_of(part: type[Checked]) -> list[str]:
-    """The dotted keys of a group."""
+    """Return the dotted keys of a group."""
     return [f"{part.group}.{name}" for name in fields_of(part)]

@@ -6,7 +6,7 @@ from patchloom.recipes.deit import deit
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
 
-# Table 5.8. The L models are not in it: they take the values of the B models of their depth.
+# Table 5.8. The L models are not in it: they take the values of the B models of the same depth.
 DROP_PATH = {
     "patchconvnet_s20": 0.0,
     "patchconvnet_s36": 0.05,
@@ -56,7 +56,7 @@ def patchconvnet_finetune(model: str = "patchconvnet_s60") -> Recipe:
 
 @recipe
 def patchconvnet_per_class(model: str = "patchconvnet_s60") -> Recipe:
-    """A class token, and so an attention map, per class: with --init, each begins as the one of a trained network."""
+    """One class token, hence one attention map, per class: with --init, each starts as a trained network's token."""
     return based_on(
         patchconvnet_finetune(model),
         source="Thesis 5.2.1: lower lr, smaller batch, without numbers: lr of the fine-tuning, half its batch.",

@@ -1,4 +1,4 @@
-"""Recipes by name. A recipe is a function of the network's name that says how it differs from another one."""
+"""Recipes by name. A recipe is a function of the network's name that states its differences from another recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RECIPES: dict[str, Callable[..., Recipe]] = {}
 
 
 def recipe(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
-    """Register a recipe function; what it returns carries the function's name."""
+    """Register a recipe function. Its results carry the function's name."""
 
     @functools.wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> Recipe:
@@ -33,7 +33,7 @@ def recipe(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
 
 
 def based_on(base: Recipe, *, source: str, **changes: Any) -> Recipe:
-    """`base` with another source and, per group, the fields that differ: `optim={"lr": 1e-3}`."""
+    """Return `base` with another source and, per group, the fields that differ: `optim={"lr": 1e-3}`."""
     for group, fields in changes.items():
         if isinstance(fields, Mapping):
             changes[group] = dataclasses.replace(getattr(base, group), **fields)
@@ -41,9 +41,9 @@ def based_on(base: Recipe, *, source: str, **changes: Any) -> Recipe:
 
 
 def get_recipe(name: str, model: str | None = None) -> Recipe:
-    """The recipe of that name, with its document's values for `model` (default: the recipe's own network).
+    """Return the recipe `name` with its published values for `model` (default: the recipe's own network).
 
-    Hyphens are taken for underscores.
+    Hyphens are read as underscores.
     """
     name, known = name.replace("-", "_"), _all()
     if name not in known:
@@ -53,7 +53,7 @@ def get_recipe(name: str, model: str | None = None) -> Recipe:
 
 
 def list_recipes(pattern: str = "*") -> list[str]:
-    """Names of recipes that match a shell pattern, family by family."""
+    """Return the names of recipes that match a shell pattern, family by family."""
     return [name for name in _all() if fnmatchcase(name, pattern)]
 
 

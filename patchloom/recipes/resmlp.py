@@ -1,4 +1,4 @@
-"""ResMLP: DeiT with LAMB, and what ResNets were once trained with (NeurIPS submission 3.1, table 3)."""
+"""ResMLP: DeiT with LAMB, and an old-fashioned ResNet recipe (NeurIPS submission 3.1, table 3)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DROP_PATH = {"resmlp_s12": 0.05, "resmlp_s12_14": 0.05, "resmlp_s12_8": 0.05}
 def resmlp(model: str = "resmlp_s12") -> Recipe:
     """ImageNet-1k from scratch: S12 76.6, S24 79.4, B24 81.0 % top-1; two days on 8 V100 GPUs for most.
 
-    LayerScale starts at the value its depth asks for, which the network knows. The learning rate belongs to a
-    batch of 2048 and training ran in fp32: half precision (fp16) overflows.
+    LayerScale is initialized by depth, which the network knows. The learning rate is for a batch of 2048. Training ran
+    in fp32: half precision (fp16) overflows.
     """
     return based_on(
         deit(model),
@@ -69,7 +69,7 @@ def resmlp_21k_to_1k(model: str = "resmlp_b24_8") -> Recipe:
 
 @recipe
 def resmlp_old_fashioned(model: str = "resmlp_s12") -> Recipe:
-    """What trained ResNets in 2015: S12 69.2 %. Kept to measure what a modern recipe brings (7.4 points)."""
+    """A ResNet recipe of 2015: S12 69.2 %. Kept to measure the gain of a modern recipe (7.4 points)."""
     return based_on(
         resmlp(model),
         source="ResMLP table 3 (SGD, 90 epochs, waterfall); numbers of ResNet (He et al. 2016).",

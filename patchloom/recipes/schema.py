@@ -1,9 +1,9 @@
-"""The recipe: everything a training run is told, in one frozen, typed, comparable value.
+"""The recipe: all settings of a training run in one frozen, typed, comparable value.
 
 A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, segment, detect,
-text where its method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files,
-overrides and messages alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a
-command line, in YAML and in Python.
+text if its method reads them) and a few fields of its own. A field is named by its dotted key, `augment.mixup`, in
+files, overrides and messages. Text is parsed by the field's type: `1e-3` means the same on a command line, in YAML and
+in Python.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class Recipe(Checked):
     source: str  # document, table or section, and any departure from it
     seed: CountOrZero = 0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    train_share: Annotated[float, NumberRange(0, 1, above=True)] = (
-        1.0  # of the training images of each class that are used
-    )
+    # share of each class's training images that is used
+    train_share: Annotated[float, NumberRange(0, 1, above=True)] = 1.0
     model: ModelPart
     augment: AugmentPart = field(default_factory=AugmentPart)
     objective: ObjectivePart = field(default_factory=ObjectivePart)
@@ -65,7 +64,7 @@ class Recipe(Checked):
     test: EvaluationPart = field(default_factory=EvaluationPart)
 
     def check_clashes(self) -> None:
-        """No field of a method that is not used; a schedule that does not end above its peak (rounding apart)."""
+        """Check for fields that the method does not read, mixed views, and a schedule that ends above its peak."""
         method = method_of(self.objective.method)
         for group in GROUPS:
             part = getattr(self, group)
@@ -75,10 +74,10 @@ class Recipe(Checked):
                 if not method.reads_field(group, f.name) and getattr(part, f.name) != f.default
             ]
             if changed:
-                hint = "Choose a recipe that does, or leave it out."
+                hint = "Choose a recipe that does, or remove it."
                 other, value = _LIKE.get(f"{group}.{changed[0]}", ("", ""))
                 if other and method.reads_field("model", other):
-                    hint = f"Set model.{other}={value} instead, or leave it out."
+                    hint = f"Set model.{other}={value} instead, or remove it."
                 raise UsageError(
                     f"{group}.{changed[0]} is {getattr(part, changed[0])}, but objective.method "
                     f"{self.objective.method} does not read it. {hint}"
@@ -86,12 +85,12 @@ class Recipe(Checked):
         if self.train_share < 1 and method.learns_from == "text":
             raise UsageError(
                 f"train_share is {self.train_share:g}, but objective.method {self.objective.method} does not read it. "
-                "Leave it out."
+                "Remove it."
             )
         mixed = self.augment.mixup or self.augment.cutmix
         if mixed and method.views:
             raise UsageError(
-                f"objective.method {self.objective.method} compares views of one image, which are not mixed. "
+                f"objective.method {self.objective.method} compares views of one image, which cannot be mixed. "
                 "Set augment.mixup and augment.cutmix to 0."
             )
         peak, end = self.optim.peak_lr, self.schedule.min_lr
@@ -101,7 +100,7 @@ class Recipe(Checked):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and plain values: what JSON and YAML hold, without what only other methods read."""
+        """Return nested dicts, lists and plain values for JSON and YAML, without fields that the method ignores."""
         method = method_of(self.objective.method)
         plain = _as_plain(self)
         for group in GROUPS:
@@ -112,14 +111,14 @@ class Recipe(Checked):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `to_dict` wrote; fields left out take their defaults, unknown keys are errors."""
-        made: dict[str, Any] = {}
+        """Return the recipe that `to_dict` wrote. Missing fields take their defaults; unknown keys are errors."""
+        fields: dict[str, Any] = {}
         for key, value in values.items():
             group = GROUPS.get(key)
             if group is None:
                 if key not in fields_of(cls):
                     _refuse_key(str(key))
-                made[key] = value
+                fields[key] = value
                 continue
             if not isinstance(value, Mapping):
                 raise UsageError(
@@ -128,38 +127,38 @@ class Recipe(Checked):
             for name in value:
                 if name not in fields_of(group):
                     _refuse_key(f"{key}.{name}")
-            made[key] = _make(group, value)
-        return _make(cls, made)
+            fields[key] = _make(group, value)
+        return _make(cls, fields)
 
     def to_yaml(self) -> str:
-        """The text form of a recipe."""
+        """Return the recipe as YAML."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=110)
 
     @classmethod
     def from_yaml(cls, text: str) -> Recipe:
-        """The recipe that `to_yaml` wrote or a person edited."""
+        """Return the recipe that `to_yaml` wrote or a person edited."""
         try:
             values = load_yaml(text)
         except ValueError as error:
             raise UsageError(f"The recipe is not YAML: {error}. Correct that line.") from error
         if not isinstance(values, Mapping):
-            raise UsageError("The recipe is not a list of `key: value` lines. Start from one written by to_yaml.")
+            raise UsageError("The recipe is not a mapping of `key: value` lines. Start from one written by to_yaml.")
         return cls.from_dict(values)
 
 
-# The two fields that say what learns, and what of the other comes nearest.
+# The two fields that set what learns, and the nearest value of the other.
 _LIKE = {"model.trainable": ("freeze", "backbone"), "model.freeze": ("trainable", "head")}
 _OPTION = "model.options."
 
 
 def field_names() -> list[str]:
-    """The dotted keys of all fields, in the order of the schema."""
+    """Return the dotted keys of all fields, in the order of the schema."""
     own = [name for name in fields_of(Recipe) if name not in GROUPS]
     return own + [key for part in GROUPS.values() for key in keys_of(part)]
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
-    """Dotted key → value; each model option under its own key."""
+    """Return dotted key → value; each model option has its own key."""
     flat: dict[str, Any] = {}
     for key in field_names():
         group, _, name = key.rpartition(".")
@@ -169,7 +168,7 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with some fields changed: dotted key → Python value or text, all checked together."""
+    """Return the recipe with some fields changed: dotted key → Python value or text, all checked together."""
     known = field_names()
     own: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
@@ -184,14 +183,14 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         group, _, name = key.rpartition(".")
         (parts.setdefault(group, {}) if group else own)[name] = value
     changed: Any = {group: dataclasses.replace(getattr(recipe, group), **values) for group, values in parts.items()}
-    if "objective.method" in changes:  # what only the recipe's own method reads goes with it
+    if "objective.method" in changes:  # reset groups that only the previous method reads
         method = method_of(changed["objective"].method)
         changed |= {name: group() for name, group in GROUPS.items() if not (method.reads_field(name) or name in parts)}
     return dataclasses.replace(recipe, **own, **changed)
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Dotted key → (value in a, value in b) where two recipes train differently, name and source apart."""
+    """Return dotted key → (value in a, value in b) for fields that differ, except name and source."""
     left, right = flatten(a), flatten(b)
     keys = [key for key in left | right if key not in ("name", "source")]
     return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
@@ -216,7 +215,7 @@ def _as_plain(value: Any) -> Any:
 def _refuse_key(key: str) -> NoReturn:
     known = field_names()
     leaf = key.rpartition(".")[2]
-    # A bare or misplaced name is too far from its dotted key for `nearest`; its last part is not.
+    # A bare or misplaced name is too far from its dotted key for `nearest`, but its last part is not.
     leaves = {k.rpartition(".")[2] for k in known}
     close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
     same = [k for k in known if close and k.rpartition(".")[2] == close[0]]

@@ -1,4 +1,4 @@
-"""patchloom's own recipe for sets of small pictures such as CIFAR, trained from scratch on one GPU in minutes."""
+"""patchloom's own recipe for datasets of small images such as CIFAR, trained from scratch on one GPU in minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchloom.recipes.schema import Recipe
 
 @recipe
 def small_images(model: str = "resmlp_s12") -> Recipe:
-    """CIFAR-100 from scratch, in patches of 4: ResMLP-S12 75.4 % top-1."""
+    """CIFAR-100 from scratch, with patches of 4: ResMLP-S12 75.4 % top-1."""
     return based_on(
         deit(model),
         source="patchloom's own, after DeiT's augmentation; measured in docs/results.md.",
@@ -32,11 +32,11 @@ def small_images(model: str = "resmlp_s12") -> Recipe:
 
 
 def fit_to_32_pixels(model: str) -> dict[str, Any]:
-    """Options for small pictures: patches of 4, a pyramid of three maps, or a ResNet's stem that keeps all pixels."""
+    """Return options for small images: patches of 4, a pyramid of three maps, or a ResNet stem without downsampling."""
     if re.fullmatch(r"timm:resnet\d+(\..+)?|resnet50_attention_pool", model):
         return {"small_stem": True}
     if model.startswith(("timm:", "torchvision:")):
         return {}
-    if model.startswith("smlpnet"):  # of 16, 8 and 4 patches a side
+    if model.startswith("smlpnet"):  # 16, 8 and 4 patches per side
         return {"patch_size": 2, "depths": (2, 4, 4), "dim": 96, "global_stages": (1, 2, 3)}
     return {"patch_size": 4} | ({"stem": "linear"} if model.startswith("patchconvnet") else {})

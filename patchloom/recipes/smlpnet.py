@@ -13,8 +13,8 @@ DROP_PATH = {"smlpnet_t2": 0.0, "smlpnet_t": 0.0, "smlpnet_s": 0.2, "smlpnet_b":
 def smlpnet(model: str = "smlpnet_t") -> Recipe:
     """ImageNet-1k from scratch: T 81.9, S 83.1, B 83.4 % top-1 on 8 V100 GPUs.
 
-    Strengths the paper leaves open are DeiT's. The code also erases (0.25) and averages the weights; the
-    paper does neither.
+    Strengths that the paper does not state are DeiT's. The code also uses erasing (0.25) and EMA; the paper uses
+    neither.
     """
     return based_on(
         deit(model),

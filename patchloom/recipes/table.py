@@ -1,4 +1,4 @@
-"""Recipes side by side, with the rows of thesis table 6.1."""
+"""A table that compares recipes, with the rows of thesis table 6.1."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ ABSENT = "×"
 
 
 class RecipeTableRow(NamedTuple):
-    """One line of the table: a printable value for each recipe."""
+    """One row of the table: a printable value per recipe."""
 
     group: str
+    key: str  # the recipe field that it shows, or the first of several
     label: str
     values: tuple[str, ...]
 
 
+class _Line(NamedTuple):
+    key: str
+    label: str
+    text: Callable[[Recipe], str]
+
+
 def recipe_table(recipes: Sequence[Recipe]) -> list[RecipeTableRow]:
-    """A row for each line of table 6.1 and those it leaves out (network, size, epochs), grouped as there."""
+    """Return a row per line of table 6.1 and for what it omits (network, size, epochs), grouped as there."""
     return [
-        RecipeTableRow(group, label, tuple(show(recipe) for recipe in recipes))
+        RecipeTableRow(group, line.key, line.label, tuple(line.text(recipe) for recipe in recipes))
         for group, lines in LINES.items()
-        for label, show in lines.items()
+        for line in lines
     ]
 
 
@@ -37,7 +44,6 @@ def _tick(value: bool) -> str:
 
 
 def _reads(recipe: Recipe, key: str) -> bool:
-    """Whether the recipe's method reads a group or a field."""
     group, _, name = key.partition(".")
     return method_of(recipe.objective.method).reads_field(group, name)
 
@@ -47,15 +53,15 @@ def _tokens(recipe: Recipe) -> str:
     return "" if counts == "images" else f" {counts}"
 
 
-def _decides(recipe: Recipe) -> bool:
-    """Whether a classifier is all that is trained, so that there is a choice of its loss."""
+def _has_loss(recipe: Recipe) -> bool:
+    """Return whether only a classifier is trained, so that its loss can be chosen."""
     method = method_of(recipe.objective.method)
     return method.head != "none" and not method.views
 
 
 def _warmup(recipe: Recipe) -> str:
     steps = recipe.schedule.warmup_steps
-    return f"{steps} steps" if steps else _number(recipe.schedule.warmup_epochs)
+    return f"{steps:,} steps" if steps else _number(recipe.schedule.warmup_epochs)
 
 
 def _weight_decay(recipe: Recipe) -> str:
@@ -93,50 +99,68 @@ def _layer_scale(recipe: Recipe) -> str:
     return f"{start:g}" if isinstance(start, int | float) else ABSENT
 
 
-LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
-    "run": {
-        "Network": lambda r: r.model.name,
-        "Image size": lambda r: str(r.model.image_size) if _reads(r, "model.image_size") else ABSENT,
-        "Epochs": lambda r: str(r.schedule.epochs),
-    },
-    "optimisation": {
-        "Batch size": lambda r: f"{r.optim.batch_size}{_tokens(r)}",
-        "Optimizer": lambda r: r.optim.name,
-        "LR": lambda r: _number(r.optim.peak_lr),
-        "LR decay": lambda r: r.schedule.decay,
-        "Weight decay": _weight_decay,
-        "Warm-up epochs": _warmup,
-    },
-    "regularisation": {
-        "Label smoothing": lambda r: _number(r.objective.smoothing),
-        "Dropout": lambda r: _number(r.model.dropout),
-        "Stochastic depth": lambda r: _number(r.model.drop_path),
-        "Repeated augmentation": lambda r: _tick(r.augment.repeats > 1),
-        "Gradient clipping": lambda r: _number(r.optim.clip_norm or r.optim.clip_each),
-        "EMA": lambda r: _number(r.optim.ema_decay),
-    },
-    "augmentation": {
-        "Views": _views,
-        "Horizontal flip": lambda r: _tick(r.augment.flip > 0 and _reads(r, "augment")),
-        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized" and _reads(r, "augment")),
-        "RandAugment": _rand_augment,
-        "3-Augment": lambda r: _tick(r.augment.policy == "three_augment"),
-        "Other policy": _other_policy,
-        "LayerScale": _layer_scale,
-        "Mixup α": lambda r: _number(r.augment.mixup),
-        "CutMix α": lambda r: _number(r.augment.cutmix),
-        "Erasing": lambda r: _number(r.augment.erasing),
-        "Color jitter": lambda r: _number(r.augment.color_jitter),
-        "Hue jitter": lambda r: _number(r.augment.hue),
-        "Grey / blur / solarise": _grey_blur_solarise,
-    },
-    "test and loss": {
-        "Test crop ratio": lambda r: _number(r.test.crop_ratio) if _reads(r, "test") else ABSENT,
-        "Method": lambda r: r.objective.method,
-        "Loss": lambda r: r.objective.loss if _decides(r) else ABSENT,
-        "Distillation": lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
-        "Vocabulary": lambda r: str(r.text.vocabulary) if _reads(r, "text") else ABSENT,
-        "Averaged epochs": lambda r: str(r.text.averaged_epochs) if _reads(r, "text") else ABSENT,
-        "Beams": lambda r: str(r.text.beams) if _reads(r, "text") else ABSENT,
-    },
+LINES: dict[str, tuple[_Line, ...]] = {
+    "run": (
+        _Line("model.name", "Network", lambda r: r.model.name),
+        _Line(
+            "model.image_size",
+            "Image size",
+            lambda r: str(r.model.image_size) if _reads(r, "model.image_size") else ABSENT,
+        ),
+        _Line("schedule.epochs", "Epochs", lambda r: str(r.schedule.epochs)),
+    ),
+    "optimization": (
+        _Line("optim.batch_size", "Batch size", lambda r: f"{r.optim.batch_size:,}{_tokens(r)}"),
+        _Line("optim.name", "Optimizer", lambda r: r.optim.name),
+        _Line("optim.lr", "LR", lambda r: _number(r.optim.peak_lr)),
+        _Line("schedule.decay", "LR decay", lambda r: r.schedule.decay),
+        _Line("optim.weight_decay", "Weight decay", _weight_decay),
+        _Line("schedule.warmup_epochs", "Warm-up epochs", _warmup),
+    ),
+    "regularization": (
+        _Line("objective.smoothing", "Label smoothing", lambda r: _number(r.objective.smoothing)),
+        _Line("model.dropout", "Dropout", lambda r: _number(r.model.dropout)),
+        _Line("model.drop_path", "Stochastic depth", lambda r: _number(r.model.drop_path)),
+        _Line("augment.repeats", "Repeated augmentation", lambda r: _tick(r.augment.repeats > 1)),
+        _Line("optim.clip_norm", "Gradient clipping", lambda r: _number(r.optim.clip_norm or r.optim.clip_each)),
+        _Line("optim.ema_decay", "EMA", lambda r: _number(r.optim.ema_decay)),
+    ),
+    "augmentation": (
+        _Line("views.number", "Views", _views),
+        _Line("augment.flip", "Horizontal flip", lambda r: _tick(r.augment.flip > 0 and _reads(r, "augment"))),
+        _Line(
+            "augment.crop",
+            "Random resized crop",
+            lambda r: _tick(r.augment.crop == "random_resized" and _reads(r, "augment")),
+        ),
+        _Line("augment.policy_magnitude", "RandAugment", _rand_augment),
+        _Line("augment.policy_choices", "3-Augment", lambda r: _tick(r.augment.policy == "three_augment")),
+        _Line("augment.policy", "Other policy", _other_policy),
+        _Line("model.options", "LayerScale", _layer_scale),
+        _Line("augment.mixup", "Mixup α", lambda r: _number(r.augment.mixup)),
+        _Line("augment.cutmix", "CutMix α", lambda r: _number(r.augment.cutmix)),
+        _Line("augment.erasing", "Erasing", lambda r: _number(r.augment.erasing)),
+        _Line("augment.color_jitter", "Color jitter", lambda r: _number(r.augment.color_jitter)),
+        _Line("augment.hue", "Hue jitter", lambda r: _number(r.augment.hue)),
+        _Line("augment.grey", "Grey / blur / solarise", _grey_blur_solarise),
+    ),
+    "test and loss": (
+        _Line(
+            "test.crop_ratio", "Test crop ratio", lambda r: _number(r.test.crop_ratio) if _reads(r, "test") else ABSENT
+        ),
+        _Line("objective.method", "Method", lambda r: r.objective.method),
+        _Line("objective.loss", "Loss", lambda r: r.objective.loss if _has_loss(r) else ABSENT),
+        _Line(
+            "objective.distillation",
+            "Distillation",
+            lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
+        ),
+        _Line("text.vocabulary", "Vocabulary", lambda r: f"{r.text.vocabulary:,}" if _reads(r, "text") else ABSENT),
+        _Line(
+            "text.averaged_epochs",
+            "Averaged epochs",
+            lambda r: str(r.text.averaged_epochs) if _reads(r, "text") else ABSENT,
+        ),
+        _Line("text.beams", "Beams", lambda r: str(r.text.beams) if _reads(r, "text") else ABSENT),
+    ),
 }

@@ -1,8 +1,8 @@
-"""Fine-tuning a network trained on ImageNet on another data set (thesis 3.4.4, 3.7.1.3 and 6.3.5.1), or size (FixRes).
+"""Fine-tuning an ImageNet network on another dataset (thesis 3.4.4, 3.7.1.3, 6.3.5.1) or at another size (FixRes).
 
-The network's own training recipe goes on with a smaller learning rate and without its teacher. An author
-also reports SGD for CIFAR-10 and Cars with DeiT: batch 768, lr 0.01, weight decay 1e-4, no erasing, no
-stochastic depth (issue 45 of the code).
+The network's own training recipe continues with a smaller learning rate and without its teacher. An author also reports
+SGD for CIFAR-10 and Cars with DeiT: batch 768, lr 0.01, weight decay 1e-4, no erasing, no stochastic depth (issue 45 of
+the code).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def transfer_inat19(model: str = "deit_b") -> Recipe:
 
 @recipe
 def transfer_pets(model: str = "mixer_b16") -> Recipe:
-    """Oxford-IIIT Pets, one of Mixer's five tasks; other networks than Mixer as on Flowers, which is of its size."""
+    """Oxford-IIIT Pets, one of Mixer's five tasks; other networks train as on Flowers, which has a similar size."""
     if not model.startswith("mixer"):
         return based_on(transfer_flowers(model), source="Mixer 3 has Pets; training as transfer_flowers.")
     return based_on(
@@ -103,10 +103,10 @@ def transfer_food101(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def fixres(model: str = "timm:resnet50") -> Recipe:
-    """A trained network at the size it is tested at: classifier and last norm, shown pictures as they are tested.
+    """Fine-tuning classifier and last norm at the test size, on images preprocessed as in testing.
 
-    ResNet-50, trained at 224 pixels, gains 2 points at 384 (77.0 to 79.0 %). DeiT and later networks learn as a whole
-    and with their augmentation (deit_finetune_384, deit3_finetune).
+    ResNet-50, trained at 224 pixels, gains 2 points at 384 (77.0 to 79.0 %). DeiT and later networks are instead
+    fine-tuned as a whole, with augmentation (deit_finetune_384, deit3_finetune).
     """
     return Recipe(
         name="fixres",

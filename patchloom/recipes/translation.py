@@ -1,6 +1,6 @@
 """Translation: ResMLP's encoder-decoder and its Transformer twin (ResMLP 3.6; thesis 4.2, 4.3.5).
 
-`optim.batch_size` counts tokens. For WMT'14 see docs/translation.md; what the papers leave open is taken from Ott et
+`optim.batch_size` counts tokens. For WMT'14 see docs/translation.md. What the papers do not state is taken from Ott et
 al. 2018, whom they follow.
 """
 
@@ -13,10 +13,10 @@ from patchloom.recipes.schema import Recipe
 
 @recipe
 def translation_resmlp(model: str = "translation_resmlp_6") -> Recipe:
-    """WMT'14, tokenised BLEU of newstest2014: En-De 26.4 with 6 layers, 26.8 with 12; En-Fr 40.3 and 40.6.
+    """WMT'14, tokenized BLEU on newstest2014: En-De 26.4 with 6 layers, 26.8 with 12; En-Fr 40.3 and 40.6.
 
-    The dropout is that of En-De; for En-Fr it is 0.1 and the vocabulary 40,000. Adagrad's rate falls by itself, so it
-    stays where the warm-up ends.
+    The dropout is that of En-De; for En-Fr it is 0.1 and the vocabulary 40,000. Adagrad's rate decays by itself, so the
+    schedule is constant after warm-up.
     """
     return Recipe(
         name="translation_resmlp",
@@ -31,7 +31,7 @@ def translation_resmlp(model: str = "translation_resmlp_6") -> Recipe:
 
 @recipe
 def translation_transformer(model: str = "translation_transformer_base") -> Recipe:
-    """WMT'14, tokenised BLEU of newstest2014: En-De 27.3, En-Fr 38.1 (Vaswani et al. 2017, base)."""
+    """WMT'14, tokenized BLEU on newstest2014: En-De 27.3, En-Fr 38.1 (Vaswani et al. 2017, base)."""
     return based_on(
         translation_resmlp(model),
         source="Vaswani et al. 2017 (dropout, Adam) at the rate of Ott et al. 2018; the rest as translation_resmlp.",
@@ -43,7 +43,7 @@ def translation_transformer(model: str = "translation_transformer_base") -> Reci
 
 @recipe
 def translation_small(model: str = "translation_resmlp_6") -> Recipe:
-    """Some ten thousand pairs, such as Multi30k's; the same size, steps and rate for ResMLP and the Transformer."""
+    """Tens of thousands of pairs, such as Multi30k; the same size, steps and rate for ResMLP and the Transformer."""
     return based_on(
         translation_transformer(model),
         source="patchloom's own: half the width and layers, more dropout, short warm-up; measured in docs/results.md.",

@@ -1,4 +1,4 @@
-"""Values of recipe fields: text and Python values read by a field's type, refused with its dotted key."""
+"""Parsing values of recipe fields from text and Python by the field's type; errors name the dotted key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OptionValue = bool | int | float | str | None | tuple[bool | int | float | str |
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The numbers a field may take."""
+    """The numbers that a field accepts."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -66,7 +66,7 @@ def _refuse_value(key: str, value: Any, expected: str, hint: str = "") -> NoRetu
 
 
 def read_value(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` wants it, or a UsageError that names `key`."""
+    """Convert `value` to the type `hint`. Raise UsageError naming `key` if that fails."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else _refuse_value(key, value, f"a {hint.__name__}")
     if get_origin(hint) in (Union, types.UnionType):
@@ -118,7 +118,7 @@ def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: N
     number = _number_in(value) if isinstance(value, str) else value
     if kind is int and isinstance(number, float) and number.is_integer():
         number = int(number)
-    if isinstance(number, int) and number.bit_length() > 64:  # which can be neither computed with nor shown
+    if isinstance(number, int) and number.bit_length() > 64:  # cannot be computed with or displayed
         raise UsageError(f"{key} is a whole number of {number.bit_length():,} bits, expected a number{allowed}.")
     wanted = int if kind is int else (int, float)
     if isinstance(number, bool) or not isinstance(number, wanted) or number not in allowed:
@@ -136,7 +136,7 @@ def _read_options(key: str, value: Any) -> Options:
 
 
 def _plain_value(key: str, value: Any) -> OptionValue:
-    """An option has no declared type: text that reads as a number, a switch or none is taken as one."""
+    """Parse an option, which has no declared type: text that looks like a number, a switch or none becomes one."""
     if isinstance(value, str) and value.strip() in ("[]", "()"):
         return ()
     if isinstance(value, str) and "," in value:
@@ -146,8 +146,7 @@ def _plain_value(key: str, value: Any) -> OptionValue:
     return _plain_scalar(key, value)
 
 
-def _without_brackets(text: str) -> str:
-    """[1, 2] and (1, 2) are 1, 2."""
+def _without_brackets(text: str) -> str:  # [1, 2] and (1, 2) → 1, 2
     text = text.strip()
     return text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text
 
@@ -168,7 +167,8 @@ def _plain_scalar(key: str, value: Any) -> bool | int | float | str | None:
 
 
 def _is_line(value: Any) -> bool:
-    """Text that YAML gives back unchanged: no line breaks, no control characters."""
+    """Return whether text survives YAML unchanged: no line breaks, no control characters."""
+
     return isinstance(value, str) and value.isprintable()
 
 

@@ -15,7 +15,8 @@ from tests.reliability.commands import ROOT, command
 NAMES = [name for verbs in VERBS.values() for name in verbs]
 USUAL = {
     "train": ["model", "recipe", "epochs", "time", "size", "init", "labels", "out", "device", "dry-run"],
-    "evaluate": ["split", "knn", "levels", "agreement", "seeds", "cost", "text", "batch", "device", "json"],
+    "evaluate": ["split", "text", "cost", "device", "sweep"],
+    "probe": ["knn", "linear", "linear-sgd", "few-shot", "levels", "trunk", "device"],
 }
 
 

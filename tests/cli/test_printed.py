@@ -58,13 +58,13 @@ def typed(monkeypatch, capsys, made):
 
 EVALUATIONS = [
     "evaluate B DATA",
-    "evaluate A B DATA",
-    "evaluate A B",
-    "evaluate A B DATA --knn 3 --linear",
+    "compare A B DATA",
+    "compare A B",
+    "probe A B DATA --knn 3 --linear",
     "evaluate B DATA --sweep crop=0.8,1",
-    "evaluate A B DATA --agreement",
-    "evaluate A B --seeds",
-    "evaluate A B NESTED --levels",
+    "compare A B DATA --agreement",
+    "compare A B --seeds",
+    "probe A B NESTED --levels",
     "evaluate B DATA --cost",
 ]
 TABLES = [
@@ -74,8 +74,8 @@ TABLES = [
     "recipes",
     "recipes deit3 --model deit3_l",
     "recipes deit deit3 wightman_a2 cait",
-    "bench deit_ti resnet50_attention_pool --size 32 --batch 1 --seconds 0.01",
-    "bench deit_ti --memory 32,48 --batch 1",
+    "bench deit_ti resnet50_attention_pool --size 32 --batches 1 --seconds 0.01",
+    "bench deit_ti --memory 32,48 --batches 1",
     *EVALUATIONS,
 ]
 OTHERS = [
@@ -83,13 +83,13 @@ OTHERS = [
     "predict B DATA",
     "search INDEX PICTURE --top 3",
     "index B DATA --out INDEX",
-    "look B PICTURE --out look.html",
-    "look B --ranked --out ranked.html",
-    "report B --out page.html",
-    "report A B --out pages.html",
+    "look B PICTURE --page look.html",
+    "look B --ranked --page ranked.html",
+    "report B --page page.html",
+    "report A B --page pages.html",
     "train DATA --dry-run --out runs/new",
 ]
-CPU = ("evaluate", "predict", "bench", "search", "index")
+CPU = ("evaluate", "compare", "probe", "predict", "bench", "search", "index")
 
 
 def on_cpu(line: str) -> str:

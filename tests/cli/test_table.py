@@ -22,7 +22,7 @@ def shown(monkeypatch):
         terminal = Terminal()
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(output._manner, "stdout", terminal)
+        monkeypatch.setattr(output._verbosity, "stdout", terminal)
         print_table(columns, rows, title=title)
         lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
         assert max(map(len, lines)) <= width

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from patchloom.cli.translate import _arriving
+from patchloom.cli.translate import _arriving_lines
 from patchloom.tasks.translation.translator import load_translator
 from patchloom.training.run import run_training
 from tests.messages import missing
@@ -104,7 +104,7 @@ def test_mistakes_are_one_line(run, type_in, tmp_path) -> None:
 def test_whoever_writes_a_line_and_waits_gets_it() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as pipe:
-        groups = _arriving(stream, 3)
+        groups = _arriving_lines(stream, 3)
         pipe.write(b"one\ntw")
         assert next(groups) == [b"one"]
         pipe.write(b"o\r\n\n3\n4\n5\nlast")
@@ -150,7 +150,7 @@ def test_what_evaluate_refuses(run, arguments, facts, monkeypatch, capsys) -> No
 
 
 def test_report_again(run, monkeypatch, capsys, tmp_path) -> None:
-    done = command(("report", run, "--out", tmp_path / "page.html"), monkeypatch, capsys)
+    done = command(("report", run, "--page", tmp_path / "page.html"), monkeypatch, capsys)
     assert done.code == 0
     assert '<section id="pictures">' in (tmp_path / "page.html").read_text()
 

@@ -14,8 +14,9 @@ from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches import workers
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.loader import Loader
-from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
+from patchloom.data.datasets import ClassTable, LabeledImages
 from patchloom.data.images.image_batch import normalize
+from patchloom.data.images.image_store import ArrayImages
 from patchloom.machine import cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, ResourceError
@@ -173,7 +174,7 @@ def test_a_worker_that_dies_while_nobody_waits_raises_only_at_the_next_wait():
     [(-signal.SIGBUS, "SIGBUS"), (-signal.SIGSEGV, "SIGSEGV"), (3, 3)],
 )
 def test_each_end_of_a_worker_has_its_words(code, fact):
-    assert has_facts(workers._in_words(77, code), 77, fact)
+    assert has_facts(workers._cause_of_death(77, code), 77, fact)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def test_views_in_a_row_are_those_made_one_by_one() -> None:
     assert row.shape == joined.shapes(())["image"] == (1, 16 * 16 + 8 * 12, 3)
     rng = random.Random(5)
     expected = [train_transform(view.augment, view.size)(image, rng) for view in BY_WORKERS]
-    apart = joined.apart(ImageBatch(torch.from_numpy(row)[None].permute(0, 3, 1, 2), *torch.zeros(2, 1))).views
+    apart = joined.separate(ImageBatch(torch.from_numpy(row)[None].permute(0, 3, 1, 2), *torch.zeros(2, 1))).views
     for view, pixels in zip(apart, expected, strict=True):
         assert np.array_equal(view[0].permute(1, 2, 0).numpy(), pixels)
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
         raise RuntimeError("not permitted\nand more")
 
     tried: list[object] = []
-    monkeypatch.setattr(recorded_module, "_Pass" if gradients else "record", waits)
+    monkeypatch.setattr(recorded_module, "_Pass" if gradients else "capture", waits)
     recorded = CapturedNetwork(Counts())
     with pytest.warns(UserWarning, match="not permitted$"):
         assert recorded(OnGpu()) == 1

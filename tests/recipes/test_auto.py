@@ -126,7 +126,7 @@ def test_what_cannot_be_trained_on():
 def test_what_is_given_decides_the_rest():
     """With six epochs auto kept Mixup 0.8, CutMix and a warm-up of whole epochs, which are for a hundred."""
     long, _ = choose(images=2_000, image_size_median=100)
-    short, reasons = choose(images=2_000, image_size_median=100, given={"schedule.epochs": "6"})
+    short, reasons = choose(images=2_000, image_size_median=100, overrides={"schedule.epochs": "6"})
     assert (long.schedule.epochs, long.augment.mixup, long.augment.cutmix) == (100, 0.8, 1.0)
     assert (short.schedule.epochs, short.augment.mixup, short.augment.cutmix) == (6, 0.0, 0.0)
     assert (short.schedule.warmup_epochs, short.schedule.warmup_steps) == (0, round(0.1 * 6 * (2_000 // 32)))
@@ -135,27 +135,29 @@ def test_what_is_given_decides_the_rest():
 
 
 def test_a_batch_and_a_size_that_are_given_lead_to_their_rate_and_patch():
-    recipe, _ = choose(images=100_000, given={"optim.batch_size": 16, "model.image_size": 24})
+    recipe, _ = choose(images=100_000, overrides={"optim.batch_size": 16, "model.image_size": 24})
     assert recipe.optim.lr == 1.5e-3
     assert (recipe.model.image_size, recipe.model.options["patch_size"]) == (24, 2)
-    wide, _ = choose(images=100_000, given={"model.options.dim": "384"})
+    wide, _ = choose(images=100_000, overrides={"model.options.dim": "384"})
     assert wide.optim.lr == 1e-3
 
 
 def test_a_warm_up_that_is_given_is_the_only_one():
     for field in ("schedule.warmup_epochs", "schedule.warmup_steps"):
-        recipe, reasons = choose(given={"schedule.epochs": 6, field: 2})
+        recipe, reasons = choose(overrides={"schedule.epochs": 6, field: 2})
         assert not {"schedule.warmup_epochs", "schedule.warmup_steps"} & set(reasons)
         assert (recipe.schedule.warmup_epochs, recipe.schedule.warmup_steps) == (0, 0)
 
 
 def test_the_average_follows_the_steps_that_are_given():
-    assert choose(images=50_000, device="cuda", given={"schedule.epochs": 2})[0].optim.ema_decay is None
-    assert choose(images=1_000, given={"schedule.epochs": 1_000})[0].optim.ema_decay == 0.999
+    assert choose(images=50_000, device="cuda", overrides={"schedule.epochs": 2})[0].optim.ema_decay is None
+    assert choose(images=1_000, overrides={"schedule.epochs": 1_000})[0].optim.ema_decay == 0.999
 
 
 def test_an_option_that_is_a_list_is_no_basis_and_no_error():
     """A run given as --init hands its network's options on, whatever they are."""
-    recipe, reasons = choose(model="smlpnet_t", given={"model.options.patch_size": (4, 4), "model.options.dim": "a,b"})
+    recipe, reasons = choose(
+        model="smlpnet_t", overrides={"model.options.patch_size": (4, 4), "model.options.dim": "a,b"}
+    )
     assert recipe.model.name == "smlpnet_t"
     assert not {"model.options.patch_size", "model.options.dim"} & set(reasons)

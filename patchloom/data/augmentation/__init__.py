@@ -1,1 +1,1 @@
-"""What happens to training pictures, one by one in workers or a whole batch on the device."""
+"""Augmentation of training images, one by one in workers or in whole batches on the device."""

@@ -1,14 +1,12 @@
-"""The augmentation of `augment.py` for a whole batch at once, in a few tensor operations on its device.
+"""The augmentation of `augment.py` for a whole batch, in a few tensor operations on its device.
 
-Each picture has its own random numbers (`draw` makes `Draws`), and every operation takes one parameter per
-picture, with a value that changes nothing where the operation was not drawn: no loop over pictures, nothing
-waits for the device.
+Each image has its own random numbers (`draw` creates `Draws`), and every operation takes one parameter per image, with
+a neutral value if it was not drawn for that image: no loop over images, and the host never waits for the device.
 
-    b pictures, (H, W) their size; pixels are whole numbers 0…255 in float32, (b, 3, H, W)
+    b images, (H, W) their size; pixels are whole numbers 0…255 in float32, (b, 3, H, W)
 
-Differences from Pillow: crops that are resized are not antialiased, shapes are changed with bilinear
-interpolation (bicubic there), and the blur is a true Gaussian. Colours are the same, value for value
-(tested).
+Differences from Pillow: resized crops are not antialiased, shapes are changed with bilinear interpolation (Pillow:
+bicubic), and the blur is a true Gaussian. Colors are equal, value for value (tested).
 """
 
 import math
@@ -26,12 +24,12 @@ from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.images.geometry import Size
 
-THREE = ("grey", "solarise", "blur")  # as `three_augment` counts them
+THREE = ("grey", "solarise", "blur")  # in the order of `three_augment`'s choices
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
-# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; for each layer of RandAugment; and for hue, grey, blur
-# and solarising, which are drawn last so that runs from before there were these go on as they were.
+# Random numbers per image: crop 23, 3-Augment 2, jitter 6, erasing 25; per layer of RandAugment; and for hue, gray,
+# blur and solarize, which are drawn last so that older runs resume unchanged.
 FIXED_DRAWS, LAYER_DRAWS, LATER_DRAWS = 56, 4, 7
-# timm's list for RandAugment; an operation's number is its place here.
+# timm's list for RandAugment; an operation's number is its position here.
 OPERATIONS = (
     *(
         "AutoContrast",
@@ -46,25 +44,25 @@ OPERATIONS = (
     *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
 )
 NO_OPERATION = -1
-HUE = 3  # its number among the colour jitters
+HUE = 3  # its index among the color jitters
 
 
 def draw(
-    pictures: int,
+    images: int,
     augment: AugmentPart,
     size: Size,
     seeds: Sequence[int],
     device: torch.device,
     rows: Tensor | None = None,
 ) -> Draws:
-    """The numbers of a batch of all processes, `rows` of which are this one's.
+    """Draw the random numbers of a batch of all processes, of which `rows` belong to this one.
 
-    Of several seeds, one per view, each has its own numbers: all pictures with those of the first, then of the second.
+    With several seeds, one per view, each has its own numbers: all images with those of the first, then of the second.
     """
     generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def numbers(count: int) -> Tensor:
-        views = [torch.rand(pictures, count, generator=g, device=device) for g in generators]
+        views = [torch.rand(images, count, generator=g, device=device) for g in generators]
         return torch.cat(views if rows is None else [view[rows] for view in views])
 
     first = numbers(FIXED_DRAWS + LAYER_DRAWS * augment.policy_layers)
@@ -74,9 +72,9 @@ def draw(
 
 
 def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> tuple[Tensor, Crops]:
-    """Pictures `index` (b,) of `store` (N, h, w, 3) uint8 → (b, 3, H, W) uint8, augmented; and their crops."""
+    """Augment the images at `index` (b,) of `store` (N, h, w, 3) uint8; return (b, 3, H, W) uint8 and their crops."""
     crops = draw_crops((store.shape[1], store.shape[2]), augment, size, draws)
-    pixels = crops.pictures(store, index)
+    pixels = crops.images(store, index)
     if augment.policy == "randaugment":
         for _ in range(augment.policy_layers):
             operation = (draws.one() * len(OPERATIONS)).long()
@@ -86,13 +84,13 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
             pixels = operate(pixels, operation, level, (draws.one() < 0.5) * 2.0 - 1)
     elif augment.policy == "three_augment":
         drawn = (draws.one() * len(augment.policy_choices)).long()
-        # Sums instead of a table, which a CUDA graph could not copy to the device.
+        # Sums instead of a lookup table, which a CUDA graph could not copy to the device.
         choice = sum(((drawn == i) * THREE.index(name) for i, name in enumerate(augment.policy_choices)), drawn * 0)
         pixels = three_augment(pixels, choice, uniform(draws.one(), *BLUR_RADII))
     if any(augment.jitters) and augment.jitter_probability:
         pixels = _where_drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
     if augment.grey:
-        pixels = _where_drawn(augment.grey, draws, _grey(pixels), pixels)
+        pixels = _where_drawn(augment.grey, draws, _gray(pixels), pixels)
     if augment.blur:
         pixels = _where_drawn(augment.blur, draws, blur(pixels, uniform(draws.one(), *BLUR_RADII)), pixels)
     if augment.solarise:
@@ -103,7 +101,7 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
 
 
 def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """One RandAugment operation a picture: numbers of `OPERATIONS` (b,), level 0…1 (b,), sign ±1 (b,)."""
+    """Apply one RandAugment operation per image: indices of `OPERATIONS` (b,), level 0…1 (b,), sign ±1 (b,)."""
 
     def chosen(name: str) -> Tensor:
         return operation == OPERATIONS.index(name)
@@ -111,7 +109,7 @@ def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> T
     factor = (1 + 0.9 * level * sign).clamp(min=0.1)
     table = _tables(pixels, level, factor, operation)  # (b, 3, 256)
     pixels = table.gather(2, pixels.flatten(2).long()).view_as(pixels)
-    pixels = _blend(_grey(pixels), pixels, factor.where(chosen("ColorIncreasing"), 1.0))
+    pixels = _blend(_gray(pixels), pixels, factor.where(chosen("ColorIncreasing"), 1.0))
     pixels = _blend(_smooth(pixels), pixels, factor.where(chosen("SharpnessIncreasing"), 1.0))
 
     none = torch.zeros_like(level)
@@ -122,18 +120,20 @@ def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> T
 
 
 def three_augment(pixels: Tensor, choice: Tensor, radius: Tensor) -> Tensor:
-    """Choice 0: grey, 1: solarised, 2: blurred with a Gaussian of `radius` pixels."""
+    """Apply choice 0: gray, 1: solarize, 2: Gaussian blur of `radius` pixels."""
     choice = choice[:, None, None, None]
     pixels = torch.where(choice == 1, solarise(pixels), torch.where(choice == 2, blur(pixels, radius), pixels))
-    return torch.where(choice == 0, _grey(pixels), pixels)
+    return torch.where(choice == 0, _gray(pixels), pixels)
 
 
 def jitter_colors(pixels: Tensor, order: Tensor, amounts: Tensor) -> Tensor:
-    """Brightness (0), contrast (1), saturation (2) and, of four, hue (3) in each picture's `order` (b, 3 or 4), by
-    `amounts` (b, 3 or 4)."""
+    """Apply brightness (0), contrast (1), saturation (2) and, if four, hue (3), per image in `order` by `amounts`.
+
+    Both are (b, 3 or 4).
+    """
     if order.shape[1] == 3:
         return _blend_in_turn(pixels, order, amounts)
-    # Hue, which costs most, is turned once, after what comes before it in each picture and before the rest.
+    # Hue is the most expensive: it is changed once, after what precedes it in each image and before the rest.
     turns, at = torch.arange(4, device=order.device), (order == HUE).int().argmax(1, keepdim=True)
     pixels = _blend_in_turn(pixels, order[:, :3], amounts.where(turns < at, 1.0)[:, :3])
     pixels = turn_hue(pixels, amounts.gather(1, at)[:, 0])
@@ -141,10 +141,10 @@ def jitter_colors(pixels: Tensor, order: Tensor, amounts: Tensor) -> Tensor:
 
 
 def turn_hue(pixels: Tensor, share: Tensor) -> Tensor:
-    """Turn each picture's hue by a `share` (b,) of the colour circle, with Pillow's 256 hues and saturations."""
+    """Rotate each image's hue by a `share` (b,) of the color circle, with Pillow's 256 hues and saturations."""
     value = pixels.amax(1, keepdim=True)
     span = value - pixels.amin(1, keepdim=True)
-    # How far each channel is below the largest; float64 where Pillow has it, or one colour in 500 gets another hue.
+    # Distance of each channel from the largest; float64 as in Pillow, or one color in 500 gets another hue.
     red, green, blue = (value - pixels).div_(span.clamp(min=1)).double().split(1, 1)
     sixths = torch.where(red == 0, blue - green, torch.where(green == 0, 2 + red - blue, 4 + green - red)).float()
     hue = ((sixths.double() / 6 + 1) % 1).float().mul(255).floor()
@@ -157,23 +157,23 @@ def turn_hue(pixels: Tensor, share: Tensor) -> Tensor:
 
 
 def solarise(pixels: Tensor) -> Tensor:
-    """The light half of all values inverted."""
+    """Invert the light half of all values."""
     return torch.where(pixels < SOLARISE_FROM, pixels, 255 - pixels)
 
 
 def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
-    """Random erasing: a box becomes noise that is N(0, 1) once normalised, clipped to 0…255."""
+    """Apply random erasing: a box becomes noise that is N(0, 1) after normalization, clipped to 0…255."""
     _, _, height, width = pixels.shape
     erased = draws.one() < probability
     area = uniform(draws.several(BOX_TRIES), *ERASED_AREAS) * height * width
-    h, w, found = first_box(area, draws, ERASED_ASPECTS, height - 1, width - 1)
+    h, w, fits = first_box(area, draws, ERASED_ASPECTS, height - 1, width - 1)
     top, left = (draws.one() * (height - h + 1)).floor(), (draws.one() * (width - w + 1)).floor()
     y = torch.arange(height, device=pixels.device)
     x = torch.arange(width, device=pixels.device)
     rows = (y >= top[:, None]) & (y < (top + h)[:, None])  # (b, H)
     columns = (x >= left[:, None]) & (x < (left + w)[:, None])  # (b, W)
-    box = (rows & (erased & found)[:, None])[:, :, None] & columns[:, None, :]  # (b, H, W)
-    # Each picture takes its own window of one field, so that no process draws noise for others' pictures.
+    box = (rows & (erased & fits)[:, None])[:, :, None] & columns[:, None, :]  # (b, H, W)
+    # Each image takes its own window of one noise field, so that no process draws noise for others' images.
     field = draws.field * _constant(IMAGENET_STD, y.device)
     field = ((field + _constant(IMAGENET_MEAN, y.device)) * 255).clamp(0, 255).round()
     rows, columns = ((draws.one() * side.numel()).long()[:, None] + side for side in (y, x))
@@ -182,7 +182,7 @@ def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
 
 
 def _where_drawn(probability: float, draws: Draws, changed: Tensor, pixels: Tensor) -> Tensor:
-    """The changed pictures where they are drawn, the others as they were; what is certain needs no draw."""
+    """Return the changed images where drawn and the others unchanged. A certain change draws nothing."""
     if probability == 1:
         return changed.expand_as(pixels)
     return torch.where((draws.one() < probability)[:, None, None, None], changed, pixels)
@@ -197,17 +197,20 @@ def _jittered(pixels: Tensor, augment: AugmentPart, draws: Draws) -> Tensor:
 
 
 def _blend_in_turn(pixels: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Brightness (0), contrast (1) and saturation (2) in each picture's `order` (b, 3); by 1 nothing changes."""
+    """Apply brightness (0), contrast (1) and saturation (2) in each image's `order` (b, 3).
+
+    Factors of 1 are neutral.
+    """
     for turn in range(order.shape[1]):
         kind = order[:, turn, None, None, None]
-        grey = _grey(pixels)
-        base = torch.where(kind == 2, grey, torch.where(kind == 1, _mean_grey(grey), torch.zeros_like(grey)))
+        gray = _gray(pixels)
+        base = torch.where(kind == 2, gray, torch.where(kind == 1, _mean_gray(gray), torch.zeros_like(gray)))
         pixels = _blend(base, pixels, factors[:, turn])
     return pixels
 
 
 def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) -> Tensor:
-    """What each value of a channel becomes, for the operations that look at single values: (b, 3, 256)."""
+    """Return the lookup tables (b, 3, 256) of the operations on single values."""
     value = torch.arange(256.0, device=pixels.device).expand(len(pixels), 3, 256)
     level, factor = level[:, None, None], factor[:, None, None]
     counts = torch.zeros(value.shape, dtype=torch.int32, device=pixels.device)
@@ -232,7 +235,7 @@ def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) ->
         "PosterizeIncreasing": (value / bits).floor() * bits,
         "SolarizeIncreasing": torch.where(value < threshold, value, 255 - value),
         "SolarizeAdd": torch.where(value < 128, (value + added).clamp(max=255), value),
-        "ContrastIncreasing": _blend(_mean_grey(_grey(pixels))[:, :, 0], value, factor),
+        "ContrastIncreasing": _blend(_mean_gray(_gray(pixels))[:, :, 0], value, factor),
         "BrightnessIncreasing": _blend(torch.zeros_like(value), value, factor),
     }
     table = value
@@ -242,15 +245,15 @@ def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) ->
 
 
 def _reshape(pixels: Tensor, angle: Tensor, slope_x: Tensor, slope_y: Tensor, move_x: Tensor, move_y: Tensor) -> Tensor:
-    """Turn, shear or move each picture (one of the numbers is not 0); `FILL_COLOUR` comes in from outside."""
+    """Rotate, shear or shift each image (at most one of the numbers is not 0), filling with `FILL_COLOR`."""
     _, _, height, width = pixels.shape
     sin, cos, slope_x, slope_y, move_x, move_y = (
         number[:, None, None] for number in (angle.sin(), angle.cos(), slope_x, slope_y, move_x, move_y)
     )
-    # Places −1…1 from edge to edge. Not by affine_grid: its matrix product would blur at TF32's precision.
+    # Coordinates −1…1 from edge to edge. Not by affine_grid: its matrix product would blur at TF32 precision.
     y = ((torch.arange(height, device=pixels.device) + 0.5) / height * 2 - 1)[:, None]
     x = (torch.arange(width, device=pixels.device) + 0.5) / width * 2 - 1
-    # Pillow's shears leave the first row or column where it is, hence + 1.
+    # Pillow's shears keep the first row or column in place, hence + 1.
     source_x = cos * x - sin * height / width * y + slope_x * height / width * (y + 1) + 2 * move_x
     source_y = cos * y + sin * width / height * x + slope_y * width / height * (x + 1) + 2 * move_y
     grid = torch.stack([source_x, source_y], -1)  # (b, H, W, 2)
@@ -259,7 +262,7 @@ def _reshape(pixels: Tensor, angle: Tensor, slope_x: Tensor, slope_y: Tensor, mo
 
 
 def blur(pixels: Tensor, radius: Tensor) -> Tensor:
-    """A Gaussian of `radius` (b,) pixels, cut off at three times the largest radius."""
+    """Apply a Gaussian blur of `radius` (b,) pixels, truncated at three times the largest radius."""
     b, c, height, width = pixels.shape
     reach = math.ceil(3 * BLUR_RADII[1])
     offsets = torch.arange(-reach, reach + 1, device=pixels.device)
@@ -271,24 +274,23 @@ def blur(pixels: Tensor, radius: Tensor) -> Tensor:
 
 
 def _blend(base: Tensor, pixels: Tensor, factor: Tensor) -> Tensor:
-    """base + factor·(pixels − base), cut to whole numbers as Pillow does; one factor per picture."""
+    """Return base + factor·(pixels − base), rounded down as in Pillow, with one factor per image."""
     factor = factor.view(-1, *[1] * (pixels.ndim - 1))
     return (pixels - base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 
 
-def _grey(pixels: Tensor) -> Tensor:
-    """Pillow's mode L: (b, 3, H, W) → (b, 1, H, W)."""
+def _gray(pixels: Tensor) -> Tensor:
+    """Convert (b, 3, H, W) to (b, 1, H, W) as Pillow's mode L."""
     red, green, blue = pixels.split(1, 1)
     return (red * 19595).add_(green * 38470).add_(blue * 7471).add_(32768).div_(65536).floor_()
 
 
-def _mean_grey(grey: Tensor) -> Tensor:
-    """(b, 1, H, W) → (b, 1, 1, 1)."""
-    return (grey.mean((2, 3), keepdim=True) + 0.5).floor()
+def _mean_gray(gray: Tensor) -> Tensor:  # (b, 1, H, W) → (b, 1, 1, 1)
+    return (gray.mean((2, 3), keepdim=True) + 0.5).floor()
 
 
 def _smooth(pixels: Tensor) -> Tensor:
-    """Pillow's SMOOTH: a 3×3 mean whose centre counts five times; the border stays as it is."""
+    """Apply Pillow's SMOOTH: a 3×3 mean whose center counts five times; the border is unchanged."""
     total = F.avg_pool2d(pixels, 3, stride=1) * 9 + pixels[:, :, 1:-1, 1:-1] * 4
     smooth = pixels.clone()
     smooth[:, :, 1:-1, 1:-1] = (total / 13 + 0.5).floor()
@@ -297,5 +299,5 @@ def _smooth(pixels: Tensor) -> Tensor:
 
 @cache
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Sent once: a transfer makes the host wait for the device."""
+    """Return a cached constant: transferring it each time would make the host wait."""
     return torch.tensor(values, dtype=torch.float32, device=device)

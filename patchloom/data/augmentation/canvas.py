@@ -1,10 +1,10 @@
-"""Pictures of any shape on canvases of one size, for tasks that need the whole of them: in shape, at the top left.
+"""Images of any shape on canvases of one size, for tasks that need them whole: aspect ratio kept, at the top left.
 
-    judged   as large as the canvas and the limits on its sides allow
-    trained  × a random factor (large-scale jitter: less shows it small, more a part of it), or by a random short side
+    evaluation  as large as the canvas and the limits on its sides allow
+    training    × a random factor (large-scale jitter: smaller, or cropped if larger), or with a random short side
 
-Beside the picture goes its extent: how much of the canvas it fills, and its own size, so that what is found on the
-canvas can be told in pixels of the picture. The rest of the canvas is black.
+Each image has an extent: the part of the canvas that it fills and its original size, so that detections on the canvas
+can be converted to pixels of the image. The rest of the canvas is black.
 """
 
 import random
@@ -20,13 +20,13 @@ from patchloom_runtime.images.evaluation_transform import ImageTransform
 from patchloom_runtime.images.geometry import Geometry, Size, fitting_size, scaled_size
 from patchloom_runtime.images.samples import EXTENT, Sample
 
-SHORT_SIDE_STEP = 32  # between the short sides that are drawn
+SHORT_SIDE_STEP = 32  # pixels between the possible short sides
 EXTENT_VALUES = 4
 
 
 @dataclass(frozen=True)
 class CanvasView(ImageTransform):
-    """The whole picture, as large as it fits; nothing random."""
+    """The whole image as large as it fits; nothing random."""
 
     image_size: Size
     short: int | None = None
@@ -38,18 +38,18 @@ class CanvasView(ImageTransform):
         return Geometry((0, 0, *size), fitting_size(size, self.image_size, self.short, self.long), self.image_size)
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """The view with its parts and its extent."""
+        """Return the view with its parts and its extent."""
         geometry = self.geometry(sample, rng)
         return self.applied(geometry, sample, rng) | {EXTENT: _extent(geometry, sample)}
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Of fixed size."""
+        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
 
 @dataclass(frozen=True)
 class JitteredCanvas(TrainTransform):
-    """A random scale, a random part where it is larger than the canvas, and a flip; then colours."""
+    """A random scale, a random crop if it is larger than the canvas, and a flip; then color changes."""
 
     part: DetectPart
 
@@ -66,15 +66,15 @@ class JitteredCanvas(TrainTransform):
         return Geometry((0, 0, *size), scaled, canvas, start, flip=rng.random() < self.augment.flip)
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """The view with its parts and its extent."""
+        """Return the view with its parts and its extent."""
         geometry = self.geometry(sample, rng)
-        made = self.applied(geometry, sample, rng) | {EXTENT: _extent(geometry, sample)}
+        arrays = self.applied(geometry, sample, rng) | {EXTENT: _extent(geometry, sample)}
         if sample.boxes is not None and self.part.min_visible:
-            made["boxes"] = _visible(made["boxes"], sample.boxes, geometry, self.part.min_visible)
-        return made
+            arrays["boxes"] = _visible(arrays["boxes"], sample.boxes, geometry, self.part.min_visible)
+        return arrays
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Of fixed size."""
+        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
 
@@ -85,21 +85,20 @@ def _extent(geometry: Geometry, sample: Sample) -> np.ndarray:
     return np.array([*seen, height, width], np.int32)
 
 
-def _visible(seen: np.ndarray, boxes: np.ndarray, geometry: Geometry, share: float) -> np.ndarray:
-    """Those of the boxes in a view of which it shows at least a share."""
+def _visible(clipped: np.ndarray, boxes: np.ndarray, geometry: Geometry, share: float) -> np.ndarray:
+    """Return the boxes of a view of which at least a share is visible."""
     left, top, right, bottom = geometry.box
     scale = geometry.scaled[0] / (bottom - top) * geometry.scaled[1] / (right - left)
     whole = {number: scale * area for number, area in zip(boxes[:, 5].tolist(), _areas(boxes).tolist(), strict=True)}
-    kept = [
-        area >= share * whole[number] for number, area in zip(seen[:, 5].tolist(), _areas(seen).tolist(), strict=True)
-    ]
-    return seen[np.array(kept, bool)]
+    numbers, areas = clipped[:, 5].tolist(), _areas(clipped).tolist()
+    enough = [area >= share * whole[number] for number, area in zip(numbers, areas, strict=True)]
+    return clipped[np.array(enough, bool)]
 
 
 def _areas(boxes: np.ndarray) -> np.ndarray:
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 
-def on_canvas(picture: Image.Image, view: CanvasView) -> dict[str, np.ndarray]:
-    """One picture as it is judged: its pixels on the canvas, and its extent."""
-    return view.arrays(Sample(picture), random.Random(0))
+def on_canvas(image: Image.Image, view: CanvasView) -> dict[str, np.ndarray]:
+    """Return one image as in evaluation: its pixels on the canvas, and its extent."""
+    return view.arrays(Sample(image), random.Random(0))

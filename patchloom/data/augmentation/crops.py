@@ -1,8 +1,8 @@
-"""Crops and flips of a whole batch: drawn once for each picture, then applied to pictures, layers and boxes.
+"""Crops and flips of a whole batch: drawn once per image, then applied to images, layers and boxes.
 
-    b pictures of (h, w), which are seen at (H, W)
+    b images of (h, w), which are cropped to (H, W)
 
-This is `geometry.py` in tensor operations, without antialiasing and with its own way to draw.
+This is `geometry.py` in tensor operations, without antialiasing and with its own random draws.
 """
 
 import math
@@ -21,9 +21,9 @@ BOX_TRIES = 10
 
 
 class Draws:
-    """Random numbers of each picture, taken one after the other: `values` (b, n) from U(0, 1).
+    """Random numbers per image, consumed in order: `values` (b, n) from U(0, 1).
 
-    `field` (2H, 2W, 3) is noise from N(0, 1), one for all pictures, which random erasing takes its windows from.
+    `field` (2H, 2W, 3) is noise from N(0, 1), shared by all images; random erasing takes windows of it.
     """
 
     def __init__(self, values: Tensor, field: Tensor) -> None:
@@ -31,34 +31,32 @@ class Draws:
         self._next = 0
 
     def one(self) -> Tensor:
-        """(b,)"""
+        """Return the next number per image, (b,)."""
         return self.several(1)[:, 0]
 
     def several(self, count: int) -> Tensor:
-        """(b, count)"""
+        """Return the next numbers per image, (b, count)."""
         self._next += count
         return self.values[:, self._next - count : self._next]
 
 
 @dataclass(frozen=True)
 class Crops:
-    """Where the crop of each picture comes from: `geometry.Geometry` for a batch. Edges are pixels of the picture."""
+    """The crop of each image: `geometry.Geometry` for a batch. Edges are in pixels of the stored image."""
 
     kind: str  # augment.crop
-    picture: Size
+    source: Size  # of the stored images
     size: Size
-    top: Tensor  # (b,), and so the others
+    top: Tensor  # (b,), as the following
     left: Tensor
     height: Tensor
     width: Tensor
     flipped: Tensor
 
-    def pictures(self, store: Tensor, index: Tensor) -> Tensor:
-        """Pictures `index` (b,) of (N, h, w, 3) uint8 → (b, 3, H, W) float32."""
+    def images(self, store: Tensor, index: Tensor) -> Tensor:
+        """Crop the images at `index` (b,) of (N, h, w, 3) uint8 to (b, 3, H, W) float32."""
         if self.kind == "random_resized":
-            rows, columns = (
-                edges / length * 2 - 1 for edges, length in zip(self._centres(), self.picture, strict=True)
-            )
+            rows, columns = (edges / length * 2 - 1 for edges, length in zip(self._centers(), self.source, strict=True))
             shape = (len(index), *self.size)
             grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
             sampled = F.grid_sample(
@@ -76,75 +74,75 @@ class Crops:
         return pixels.permute(0, 3, 1, 2).float()
 
     def layer(self, store: Tensor, index: Tensor, outside: int) -> Tensor:
-        """Layers `index` of (N, h, w) → (b, H, W), the nearest pixel of each place; `outside` where there is none."""
+        """Crop the layers at `index` of (N, h, w) to (b, H, W) by the nearest pixel; `outside` fills the padding."""
         rows, columns, inside = self._places()
-        seen = store[index[:, None, None], rows, columns]
-        return seen.where(inside, outside) if self.kind == "pad" else seen
+        cropped = store[index[:, None, None], rows, columns]
+        return cropped.where(inside, outside) if self.kind == "pad" else cropped
 
     def boxes(self, boxes: Tensor) -> Tensor:
-        """(b, k, 6), NaN for none → corners in pixels of the crop, cut to it; NaN for boxes that are not seen in it."""
-        x, y = boxes[:, :, 0:4:2].clamp(0, self.picture[1]), boxes[:, :, 1:4:2].clamp(0, self.picture[0])
+        """Convert boxes (b, k, 6) to pixels of the crop and clip them to it; NaN for none and for invisible boxes."""
+        x, y = boxes[:, :, 0:4:2].clamp(0, self.source[1]), boxes[:, :, 1:4:2].clamp(0, self.source[0])
         x = (x - self.left[:, None, None]) * (self.size[1] / self.width[:, None, None])
         y = (y - self.top[:, None, None]) * (self.size[0] / self.height[:, None, None])
         x = torch.where(self.flipped[:, None, None], self.size[1] - x.flip(2), x)
         x, y = x.clamp(0, self.size[1]), y.clamp(0, self.size[0])
         moved = torch.cat([torch.stack([x, y], 3).flatten(2), boxes[:, :, 4:]], 2)
-        seen = torch.minimum(x[:, :, 1] - x[:, :, 0], y[:, :, 1] - y[:, :, 0]) >= SMALLEST_BOX_SIDE
-        return moved.where(seen[:, :, None], torch.nan)
+        visible = torch.minimum(x[:, :, 1] - x[:, :, 0], y[:, :, 1] - y[:, :, 0]) >= SMALLEST_BOX_SIDE
+        return moved.where(visible[:, :, None], torch.nan)
 
-    def _centres(self) -> tuple[Tensor, Tensor]:
-        """Of every row (b, H) and column (b, W) that is seen of a crop that is resized: its centre in the picture."""
+    def _centers(self) -> tuple[Tensor, Tensor]:
+        """Return the centers of the rows (b, H) and columns (b, W) of a resized crop, in the stored image."""
         y, x = ((torch.arange(length, device=self.top.device) + 0.5) / length for length in self.size)
         x = torch.where(self.flipped[:, None], 1 - x, x)
         return self.top[:, None] + y * self.height[:, None], self.left[:, None] + x * self.width[:, None]
 
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The pixels that are seen, as rows (b, H, 1) and columns (b, 1, W), and which are inside, (b, H, W)."""
+        """Return the pixels of the crop as rows (b, H, 1) and columns (b, 1, W), and which are inside, (b, H, W)."""
         if self.kind == "random_resized":
-            at = [centres.floor().long() for centres in self._centres()]
+            at = [centers.floor().long() for centers in self._centers()]
         else:
             y, x = (torch.arange(length, device=self.top.device).expand(len(self.top), -1) for length in self.size)
             x = torch.where(self.flipped[:, None], self.size[1] - 1 - x, x)
             at = [y + self.top[:, None], x + self.left[:, None]]
         places, inside = [], []
-        for place, length in zip(at, self.picture, strict=True):
+        for place, length in zip(at, self.source, strict=True):
             inside.append((place >= 0) & (place < length))
             reflected = length - 1 - (length - 1 - place.abs()).abs()
             places.append(reflected if self.kind == "simple_random" else place.clamp(0, length - 1))
         return places[0][:, :, None], places[1][:, None, :], inside[0][:, :, None] & inside[1][:, None, :]
 
 
-def draw_crops(picture: Size, augment: AugmentPart, size: Size, draws: Draws) -> Crops:
-    """The crops and flips of pictures of one size, as `augment` says."""
+def draw_crops(source: Size, augment: AugmentPart, size: Size, draws: Draws) -> Crops:
+    """Draw the crops and flips of images of one size."""
     flipped = draws.one() < augment.flip
     if augment.crop == "random_resized":
         scales = augment.crop_min_scale, augment.crop_max_scale
-        return Crops(augment.crop, picture, size, *_resized_boxes(picture, scales, draws), flipped)
+        return Crops(augment.crop, source, size, *_resized_boxes(source, scales, draws), flipped)
     padding = padding_of(augment)
-    rooms = [length + 2 * padding - seen + 1 for length, seen in zip(picture, size, strict=True)]
+    rooms = [length + 2 * padding - side + 1 for length, side in zip(source, size, strict=True)]
     top, left = ((draws.one() * room).long() - padding for room in rooms)
     if augment.crop == "centre":
-        top, left = (torch.full_like(top, start) for start in middle_start(picture, size))
+        top, left = (torch.full_like(top, start) for start in middle_start(source, size))
     height, width = torch.full_like(top, size[0]), torch.full_like(left, size[1])
-    return Crops(augment.crop, picture, size, top, left, height, width, flipped)
+    return Crops(augment.crop, source, size, top, left, height, width, flipped)
 
 
-def _resized_boxes(picture: Size, scales: tuple[float, float], draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random Resized Crop: top, left, height and width of each."""
-    height, width = picture
+def _resized_boxes(source: Size, scales: tuple[float, float], draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw Random Resized Crops: top, left, height and width of each."""
+    height, width = source
     area = uniform(draws.several(BOX_TRIES), *scales) * height * width
-    box_width, box_height, found = first_box(area, draws, CROP_ASPECTS, width, height)
-    box_height = box_height.where(found, min(height, width / CROP_ASPECTS[0]))
-    box_width = box_width.where(found, min(width, height * CROP_ASPECTS[1]))
-    top = (draws.one().where(found, 0.5) * (height - box_height + 1)).floor()
-    left = (draws.one().where(found, 0.5) * (width - box_width + 1)).floor()
+    box_width, box_height, fits = first_box(area, draws, CROP_ASPECTS, width, height)
+    box_height = box_height.where(fits, min(height, width / CROP_ASPECTS[0]))
+    box_width = box_width.where(fits, min(width, height * CROP_ASPECTS[1]))
+    top = (draws.one().where(fits, 0.5) * (height - box_height + 1)).floor()
+    left = (draws.one().where(fits, 0.5) * (width - box_width + 1)).floor()
     return top, left, box_height, box_width
 
 
 def first_box(
     area: Tensor, draws: Draws, aspects: tuple[float, float], most_tall: int, most_wide: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first box with √(area·aspect) ≤ most_tall, √(area/aspect) ≤ most_wide, and whether there is one."""
+    """Return the first box with √(area·aspect) ≤ most_tall, √(area/aspect) ≤ most_wide, and whether there is one."""
     aspect = uniform(draws.several(BOX_TRIES), math.log(aspects[0]), math.log(aspects[1])).exp()
     tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()  # (b, tries)
     fits = (tall <= most_tall) & (wide <= most_wide) & (tall > 0) & (wide > 0)
@@ -153,5 +151,5 @@ def first_box(
 
 
 def uniform(draw: Tensor, low: float, high: float) -> Tensor:
-    """From U(0, 1) to U(low, high)."""
+    """Map U(0, 1) to U(low, high)."""
     return low + (high - low) * draw

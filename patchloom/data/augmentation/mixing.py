@@ -1,8 +1,7 @@
-"""Mixup and CutMix: every picture of a batch is blended with the one at the mirrored place, and so are the
-labels.
+"""Mixup and CutMix: every image of a batch, and its label, is blended with the one at the mirrored position.
 
-One λ (and for CutMix one box) is drawn per batch, on the host and from a seed, so nothing waits for the
-device and all processes of a run draw the same. mixup: arXiv 1710.09412; CutMix: arXiv 1905.04899.
+One λ (and for CutMix one box) is drawn per batch, on the host and from a seed, so the host never waits for the device
+and all processes of a run draw the same. Mixup: arXiv 1710.09412; CutMix: arXiv 1905.04899.
 """
 
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ Box = tuple[int, int, int, int]  # top, bottom, left, right
 
 @dataclass(frozen=True)
 class Blend:
-    """`weight` is the share of the picture itself; with a `box`, that box is taken from the partner."""
+    """A blend with share `weight` of the image itself; with a `box`, that box is taken from the partner."""
 
     weight: float = 1.0
     box: Box | None = None
 
     def images(self, images: Tensor) -> Tensor:
-        """Blend (B, 3, H, W) with itself reversed along B; the input is left as it was."""
+        """Blend (B, 3, H, W) with itself reversed along B, out of place."""
         if self.weight == 1.0:
             return images
         if self.box is None:
@@ -34,7 +33,7 @@ class Blend:
         return mixed
 
     def targets(self, labels: Tensor, num_classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
-        """(B,) class numbers → (B, num_classes) shares that sum to 1."""
+        """Convert class indices (B,) to shares (B, num_classes) that sum to 1."""
         targets = F.one_hot(labels, num_classes).to(dtype)
         targets = targets * (1 - smoothing) + smoothing / num_classes
         return torch.lerp(targets.flip(0), targets, self.weight) if self.weight < 1.0 else targets
@@ -50,20 +49,20 @@ def draw_blend(
     switch: float = 0.5,
     seed: int,
 ) -> Blend:
-    """One batch's blend. `mixup` and `cutmix` are α of Beta(α, α), 0 = off; `switch` is CutMix's share."""
+    """Draw one batch's blend. `mixup` and `cutmix` are α of Beta(α, α), 0 = off; `switch` is CutMix's share."""
     rng = np.random.default_rng(seed)
     if not (mixup or cutmix) or rng.random() >= probability:
         return Blend()
     if cutmix and (not mixup or rng.random() < switch):
         box = _random_box(height, width, rng.beta(cutmix, cutmix), rng)
         top, bottom, left, right = box
-        # The box may be cut off at the border: the labels follow the area that was really replaced.
+        # The box may be clipped at the border: the labels follow the area that was actually replaced.
         return Blend(1 - (bottom - top) * (right - left) / (height * width), box)
     return Blend(float(rng.beta(mixup, mixup)))
 
 
 def _random_box(height: int, width: int, weight: float, rng: np.random.Generator) -> Box:
-    """A box of the picture's shape with 1 − weight of its area, centred anywhere, cut off at the border."""
+    """Draw a box of the image's shape with 1 − weight of its area, centered anywhere, clipped at the border."""
     side = float(np.sqrt(1 - weight))
     box_height, box_width = int(height * side), int(width * side)
     y, x = int(rng.integers(height)), int(rng.integers(width))

@@ -1,8 +1,7 @@
-"""What is done to a cropped picture: colours and shapes, drawn from the picture's own numbers.
+"""Augmentation policies: changes of color and shape of a cropped image, drawn from the image's own random numbers.
 
-3-Augment is the thesis's (6.2.2). RandAugment (arXiv 1909.13719) and AutoAugment (1805.09501) are timm's
-operations and tables, TrivialAugment (2103.10158) torchvision's; here they neither touch nor read the
-process's random state.
+3-Augment is the thesis's (6.2.2). RandAugment (arXiv 1909.13719) and AutoAugment (1805.09501) use timm's operations and
+tables, TrivialAugment (2103.10158) torchvision's; here they neither change nor read the global random state.
 """
 
 import random
@@ -19,17 +18,17 @@ from patchloom_runtime.images.geometry import Size
 Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
-# What a shifted or turned picture leaves empty.
+# Fills what a shifted or rotated image leaves empty.
 FILL_COLOR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels
 SOLARISE_FROM = 128
-PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_RANGE = 32.0, (0.5, 1.5)  # added; contrast and saturation are multiplied by
-PHOTOMETRIC_HUE = 0.1  # of the colour circle: 18 of OpenCV's 180 steps
-HUE_TURN = 255  # steps that torchvision takes for a whole turn; Pillow's circle has 256
+PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_RANGE = 32.0, (0.5, 1.5)  # added; factors of contrast and saturation
+PHOTOMETRIC_HUE = 0.1  # of the color circle: 18 of OpenCV's 180 steps
+HUE_TURN = 255  # torchvision's steps for a full turn; Pillow's circle has 256
 
 
 def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
-    """The policy by its name, for pictures of (H, W); None where nothing is to be done."""
+    """Return the policy by its name, for images of (H, W), or None for "none"."""
     if augment.policy == "none":
         return None
     if augment.policy == "three_augment":
@@ -57,14 +56,14 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
 
 
 def three_augment(choices: Sequence[str], image: Image.Image, rng: random.Random) -> Image.Image:
-    """3-Augment of DeiT III: one of grey, solarise and blur, or of fewer (table 6.2), each as likely as the others."""
+    """Apply DeiT III's 3-Augment: one of gray, solarize and blur (or fewer, table 6.2), equally likely."""
     return {"grey": grey, "solarise": solarise, "blur": blur}[rng.choice(choices)](image, rng)
 
 
 def photometric(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Photometric distortion (SSD, mmsegmentation): brightness, contrast, saturation and hue, each every second time.
+    """Apply photometric distortion (SSD, mmsegmentation): brightness, contrast, saturation and hue, each half the time.
 
-    Contrast comes before or after the colours, which are changed as such.
+    Contrast is changed before or after saturation and hue.
     """
     pixels = np.asarray(image, np.float32)
     if rng.random() < 0.5:
@@ -84,22 +83,22 @@ def photometric(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def grey(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
-    """Without colours."""
+    """Remove the colors."""
     return image.convert("L").convert("RGB")
 
 
 def solarise(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
-    """The light half of all values inverted."""
+    """Invert the light half of all values."""
     return ImageOps.solarize(image, SOLARISE_FROM)
 
 
 def blur(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Gaussian."""
+    """Apply a Gaussian blur."""
     return image.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_RADII)))
 
 
 def jitter_colors(jitters: Jitters, image: Image.Image, rng: random.Random) -> Image.Image:
-    """Brightness, contrast, saturation and hue, each by an amount from its range, in random order."""
+    """Change brightness, contrast, saturation and hue, each by an amount from its range, in random order."""
     changes: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, Hue]
     turns = list(zip(changes, jitter_ranges(jitters), strict=False))
     rng.shuffle(turns)
@@ -109,20 +108,20 @@ def jitter_colors(jitters: Jitters, image: Image.Image, rng: random.Random) -> I
 
 
 def jitter_ranges(jitters: Jitters) -> list[tuple[float, float]]:
-    """(least, most) that brightness, contrast and saturation are multiplied by, and hue, if at all, is turned by."""
+    """Return (least, most) factors of brightness, contrast and saturation, and rotations of hue, if any."""
     *factors, hue = jitters
     ranges = [(max(0.0, 1 - jitter), 1 + jitter) for jitter in factors]
     return [*ranges, (-hue, hue)] if hue else ranges
 
 
 class Hue:
-    """What Pillow's enhancers lack: `enhance` turns the hue by a share of the colour circle, −0.5…0.5."""
+    """An enhancer that Pillow lacks: `enhance` rotates the hue by a share of the color circle, −0.5…0.5."""
 
     def __init__(self, image: Image.Image) -> None:
         self._hue, *self._others = image.convert("HSV").split()
 
     def enhance(self, share: float) -> Image.Image:
-        """RGB, as torchvision's `adjust_hue` has it."""
+        """Return RGB as torchvision's `adjust_hue` does."""
         turned = self._hue.point([(step + int(share * HUE_TURN)) % 256 for step in range(256)])
         return Image.merge("HSV", (turned, *self._others)).convert("RGB")
 
@@ -146,7 +145,7 @@ def _trivial_augment(table: list[Any], image: Image.Image, rng: random.Random) -
 
 
 def _apply(ops: list[Any], image: Image.Image, rng: random.Random) -> Image.Image:
-    """timm's operations draw from the `random` module: lend it the picture's numbers, then restore it."""
+    """Apply timm's operations, which draw from the `random` module: seed it for this image, then restore it."""
     state = random.getstate()
     random.seed(rng.getrandbits(64))
     try:
@@ -158,36 +157,35 @@ def _apply(ops: list[Any], image: Image.Image, rng: random.Random) -> Image.Imag
 
 
 def _mended(op: Any) -> Any:
-    """timm's operation, its pixel function exchanged where ours is faster or works with every Pillow."""
+    """Replace the pixel function of timm's operation where ours is faster or works with every Pillow version."""
     op.aug_fn = _PIXEL_FUNCTIONS.get(op.name, op.aug_fn)
     return op
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """Keep the highest bits. 0 is black, as it was before Pillow refused what RandAugment asks for."""
+    """Keep the highest bits. 0 bits give black, as before Pillow refused that."""
     mask = 256 - 2 ** (8 - bits)
     return image.point([value & mask for value in range(256)] * 3)
 
 
 def shear(image: Image.Image, factor: float, *, vertical: bool, fillcolor: tuple[int, ...], **_: Any) -> Image.Image:
-    """Slide each row (or column) in proportion to its distance from the first."""
+    """Shift each row (or column) in proportion to its distance from the first."""
     lines = image.width if vertical else image.height
     return _slide(image, factor * (np.arange(lines) + 0.5), vertical, fillcolor)
 
 
 def translate(image: Image.Image, share: float, *, vertical: bool, fillcolor: tuple[int, ...], **_: Any) -> Image.Image:
-    """Slide all rows (or columns) by a share of their length."""
+    """Shift all rows (or columns) by a share of their length."""
     lines, length = (image.width, image.height) if vertical else (image.height, image.width)
     return _slide(image, np.full(lines, share * length), vertical, fillcolor)
 
 
 def _slide(image: Image.Image, shifts: np.ndarray, vertical: bool, fill: tuple[int, ...]) -> Image.Image:
-    """Row y at x becomes what was at x + shifts[y], bicubic: Pillow's affine transform in a third of its
-    time.
+    """Move what was at x + shifts[y] of row y to x, bicubically: Pillow's affine transform in a third of its time.
 
-    Within a row the distance to the next pixel is the same everywhere, so the 4×4 taps of the general case
-    become 4 with one weight per row. Pillow's cubic (a = −1) and its rounding are kept; float32 for its
-    float64 changes about one value in 10,000 by 1.
+    Within a row the distance to the next pixel is constant, so the 4×4 taps of the general case become 4 with one
+    weight per row. Pillow's cubic (a = −1) and its rounding are kept; float32 instead of float64 changes about one
+    value in 10,000 by 1.
     """
     if vertical:
         turn = Image.Transpose.TRANSPOSE
@@ -196,7 +194,7 @@ def _slide(image: Image.Image, shifts: np.ndarray, vertical: bool, fill: tuple[i
     whole = np.floor(shifts).clip(-width, width).astype(np.int64)
     part = (shifts - whole).astype(np.float32)[:, None, None]
     margin = int(abs(whole).max()) + 2
-    pixels = np.frombuffer(image.tobytes("raw", "RGBX"), np.uint32).reshape(height, width)  # a pixel in 4 bytes
+    pixels = np.frombuffer(image.tobytes("raw", "RGBX"), np.uint32).reshape(height, width)  # 4 bytes per pixel
     padded = np.empty((height, width + 2 * margin), np.uint32)
     padded[:, margin:-margin], padded[:, :margin], padded[:, -margin:] = pixels, pixels[:, :1], pixels[:, -1:]
     starts = np.arange(height) * padded.shape[1] + margin + whole - 1

@@ -1,1 +1,1 @@
-"""From sets to batches: workers, shared memory, decoded sets, views."""
+"""From datasets to batches: sampling, workers, shared memory, decoded datasets, views."""

@@ -1,8 +1,8 @@
-"""Many small operations on a CUDA device in one launch.
+"""Capturing many small operations on a CUDA device as one CUDA graph.
 
-The host takes some microseconds to launch each; with small tensors the device is done sooner and waits. The recorded
-operations are the same ones, so the results are the same to the bit. torch.cuda.make_graphed_callables does this for
-training, and hands out memory that its next call overwrites.
+Launching an operation takes the host some microseconds; with small tensors the device finishes sooner and waits. The
+captured operations are the same, so results are equal bit for bit. torch.cuda.make_graphed_callables does this for
+training, but returns memory that its next call overwrites. Loaders and `models/cuda_graphs.py` share this file.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 
-def record(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """`function` for inputs of these shapes, as a CUDA graph; it must not draw random numbers or wait for the device.
+def capture(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Return `function` as a CUDA graph for inputs of these shapes. It must not draw random numbers or synchronize.
 
     The graph keeps the memory of one call.
     """
-    function(*inputs)  # constants and plans that are made once must not be recorded
-    own = [tensor.clone() for tensor in inputs]
+    function(*inputs)  # constants and plans that are created once must not be captured
+    buffers = [tensor.clone() for tensor in inputs]
     graph = torch.cuda.CUDAGraph()
     # Other threads may use the device meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = function(*own)
+        results = function(*buffers)
 
     def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
-        for mine, given in zip(own, inputs, strict=True):
-            mine.copy_(given)
+        for buffer, value in zip(buffers, inputs, strict=True):
+            buffer.copy_(value)
         graph.replay()
         return tuple(result.clone() for result in results)
 

@@ -1,12 +1,13 @@
-"""Sets that fit in memory: decoded once, kept on the device as bytes, augmented there batch by batch.
+"""Datasets that fit in memory: decoded once, kept on the device as bytes, augmented there batch by batch.
 
-`DeviceLoader` has `Loader`'s interface. `make_loader` takes it where it applies and says why or why not.
+`DeviceLoader` has `Loader`'s interface. `make_loader` and `make_evaluation_loader` choose between the two.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from patchloom.data.augmentation.augment import check_policy, size_before_window, train_transform
 from patchloom.data.augmentation.batch_augment import BATCHED_POLICIES, augment_batch, draw
 from patchloom.data.augmentation.crops import Draws
-from patchloom.data.batches.cuda_graph import record
+from patchloom.data.batches.cuda_graph import capture
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
 from patchloom.data.batches.sampler import SamplingPlan, rank_positions, step_seed
@@ -25,49 +26,50 @@ from patchloom.data.images.image_batch import ImageBatch
 from patchloom.machine import cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.images.evaluation_transform import ImageTransform, as_size
+from patchloom_runtime.images.evaluation_transform import ImageTransform, as_size, test_transform
 from patchloom_runtime.images.geometry import Geometry, Size
-from patchloom_runtime.images.samples import Sample
+from patchloom_runtime.images.samples import UNLABELED, Sample
 
 DEFAULT_BUDGET_BYTES = 4 << 30
-# Crops are not antialiased on the device; from pictures much larger than the crop it would show.
+# Crops are not antialiased on the device, which would be visible for images much larger than the crop.
 LARGEST_REDUCTION = 1.5
 DECODED_AT_ONCE = 256
 RGB_BYTES = 3
-# Values in a batch that is augmented by replay, which keeps the memory of about twenty such batches in float32. With
-# more of them the work takes longer than the launches.
+# Values per batch up to which a captured graph is replayed; it keeps the memory of about twenty such batches in
+# float32. In larger batches the work takes longer than the launches.
 MOST_VALUES_REPLAYED = 16 << 20
-# Values that a CPU augments at once; a batch of more is made in parts, since its float32 copies would fill the memory.
+# Values that a CPU augments at once; larger batches are made in parts, because their float32 copies would fill the
+# memory.
 MOST_VALUES_AT_ONCE = 16 << 20
-BYTES_AUGMENTED = 32  # a value, while it is augmented: about eight copies in float32
+BYTES_AUGMENTED = 32  # per value during augmentation: about eight copies in float32
 
 
 def fits_in_memory(
-    pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES, pixel_bytes: int = RGB_BYTES
+    images: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES, pixel_bytes: int = RGB_BYTES
 ) -> bool:
-    """Whether `pictures` of (height, width) take at most `budget_bytes`."""
-    return pictures * size[0] * size[1] * pixel_bytes <= budget_bytes
+    """Return whether `images` images of (height, width) take at most `budget_bytes`."""
+    return images * size[0] * size[1] * pixel_bytes <= budget_bytes
 
 
 def pixel_bytes(dataset: ImageSet) -> int:
-    """What is kept of a pixel: its colours and its numbers in the layers that are read."""
+    """Return the stored bytes per pixel: colors and the layers that are read."""
     return RGB_BYTES + sum(np.dtype(kind.dtype).itemsize for kind in dataset.layers.values())
 
 
 @dataclass(frozen=True)
 class Store:
-    """A whole set, decoded."""
+    """A whole dataset, decoded."""
 
     pixels: Tensor  # (N, h, w, 3) uint8
     labels: Tensor  # (N,) int64
-    broken: dict[int, str] = field(default_factory=dict)  # what was replaced, and why
+    broken: dict[int, str] = field(default_factory=dict)  # unreadable images, which were replaced, and why
     layers: dict[str, Tensor] = field(default_factory=dict)  # each (N, h, w)
-    outside: dict[str, int] = field(default_factory=dict)  # what a layer has where there is no picture
-    boxes: Tensor | None = None  # (N, most of a picture, 6), NaN where a picture has fewer
+    outside: dict[str, int] = field(default_factory=dict)  # fill value of each layer outside the image
+    boxes: Tensor | None = None  # (N, most per image, 6), NaN for missing boxes
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What there is beside pictures and labels."""
+        """Return the names of everything except images and labels."""
         return (*self.layers, *(["boxes"] if self.boxes is not None else []))
 
 
@@ -80,7 +82,7 @@ def decode_all(
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Store:
-    """Read every picture once, through a transform without chance: `test_transform` or `BeforeCrop`."""
+    """Read every image once with a deterministic transform: `test_transform` or `BeforeCrop`."""
     loader = Loader(
         dataset,
         transform,
@@ -109,56 +111,56 @@ def decode_all(
                 layers[name][rows] = part.to(device)
             done = rows.stop
     outside = {name: kind.outside for name, kind in dataset.layers.items()}
-    kept = padded(boxes).to(device) if boxes else None
-    return Store(pixels, labels.to(device), loader.broken, layers, outside, kept)
+    all_boxes = padded(boxes).to(device) if boxes else None
+    return Store(pixels, labels.to(device), loader.broken, layers, outside, all_boxes)
 
 
 class UnevenSizesError(DataError):
-    """A picture whose size is not that of the others."""
+    """Raised if an image's size differs from the others."""
 
 
 @dataclass(frozen=True)
 class BeforeCrop(ImageTransform):
-    """What the random part of a crop starts from, the same size for every picture of a set."""
+    """The deterministic resizing before a random crop, to one size for every image of a dataset."""
 
     crop: str
     crop_ratio: float
     crop_size: Size
-    image_size: Size  # what comes out
+    image_size: Size  # of the result
 
     @classmethod
     def like(cls, first: Image.Image, augment: AugmentPart, crop_size: Size) -> "BeforeCrop":
-        """For a set of pictures like its first."""
-        chosen = augment.crop, augment.crop_ratio, crop_size
-        return cls(*chosen, cls._size(first.size, *chosen))
+        """Create the transform for a dataset whose images are like `first`."""
+        crop = augment.crop, augment.crop_ratio, crop_size
+        return cls(*crop, cls._size(first.size, *crop))
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
-        """The whole picture."""
+        """Return the whole image."""
         if self._size(sample.size, self.crop, self.crop_ratio, self.crop_size) != self.image_size:
-            raise UnevenSizesError("the pictures differ in size")
+            raise UnevenSizesError("the images differ in size")
         return self._whole(sample.size)
 
     def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
-        """As the size allows that comes out."""
+        """Return the reduction that the resulting size allows."""
         return self._whole(size).reduction
 
     def _whole(self, size: tuple[int, int]) -> Geometry:
         return Geometry((0, 0, *size), self.image_size, self.image_size)
 
     @staticmethod
-    def _size(picture: tuple[int, int], crop: str, crop_ratio: float, crop_size: Size) -> Size:
+    def _size(image: tuple[int, int], crop: str, crop_ratio: float, crop_size: Size) -> Size:
         if crop == "random_resized":
-            return picture[1], picture[0]
-        return size_before_window(picture, crop, crop_size, crop_ratio)
+            return image[1], image[0]
+        return size_before_window(image, crop, crop_size, crop_ratio)
 
 
 class DeviceLoader:
-    """A decoded set in augmented batches; without `augment`, pictures stay as they are.
+    """A loader of a decoded dataset in augmented batches; without `augment`, images are unchanged.
 
-    Augmentation follows from (seed, epoch, step, view, place in the batch): a run resumes exactly, and several
-    processes see the pictures of one. The numbers come from the device's own generator, so a CPU and a GPU
-    draw differently. Of several `views` a batch has V·B images: all pictures in the first view, then in the second.
-    Made at once they take a device no more launches than one, which is what bounds it with small pictures.
+    Augmentation follows from (seed, epoch, step, view, position in the batch): a run resumes exactly, and several
+    processes see the images of one. The numbers come from the device's own generator, so a CPU and a GPU draw
+    differently. With several `views` a batch has V·B images: all images in the first view, then in the second. Made
+    together, they take no more kernel launches than one, which bound the time for small images.
     """
 
     def __init__(
@@ -190,15 +192,15 @@ class DeviceLoader:
         self._size = as_size(image_size)
         self._views = views
         self._replay: Callable[..., tuple[Tensor, ...]] | None = None
-        self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
+        self._rows: dict[int, Tensor] = {}  # batch size → this process's rows, sent to the device once
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
         return self.plan.steps_per_epoch
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
-        """The batches of `epoch` from `start_step` on, on the store's device."""
+        """Yield the batches of `epoch` from `start_step` on, on the store's device."""
         device = self._store.labels.device
         # One transfer per epoch instead of one per step.
         order = torch.from_numpy(self.plan.order(epoch).copy()).to(device, non_blocking=True)
@@ -216,43 +218,43 @@ class DeviceLoader:
                 images, parts = self._store.pixels[index].permute(0, 3, 1, 2), self._stored_parts(index)
             yield ImageBatch(images, self._store.labels[index], index, self._named(parts))
 
-    def sample(self, pictures: int) -> ImageBatch:
-        """The first so many pictures of the run: what a step costs is measured on them."""
-        of, count = self.plan, min(pictures, self.plan.pictures)
-        few = DeviceLoader(self._store, self._augment, self._size, batch_size=count, seed=of.seed, views=self._views)
+    def sample(self, count: int) -> ImageBatch:
+        """Return the first `count` images of the run, on which the cost of a step is measured."""
+        plan, count = self.plan, min(count, self.plan.images)
+        few = DeviceLoader(self._store, self._augment, self._size, batch_size=count, seed=plan.seed, views=self._views)
         return next(few.epoch(0))
 
     workers = 0
 
     def preparing_bytes(self) -> int:
-        """Memory that batches take: images that are augmented at once, as numbers; two batches, and parts of one."""
+        """Return the memory for preparing batches: values augmented at once, two batches, and parts of one."""
         values = self.plan.batch_size // self.plan.world * len(self._views) * 3 * self._size[0] * self._size[1]
         return min(values, MOST_VALUES_AT_ONCE) * BYTES_AUGMENTED + 3 * values
 
     def showing(self, views: Sequence[int], augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
-        """The same pictures in the same order in other views, by number, with random numbers of their own."""
-        of = self.plan
+        """Return a loader of the same images in the same order in other views, with their own random numbers."""
+        plan = self.plan
         if augment.crop != "random_resized" and as_size(image_size) != self._size:
             raise UsageError(
-                f"augment.crop {augment.crop} cannot show a picture of {self._size} at {as_size(image_size)}; "
+                f"augment.crop {augment.crop} cannot crop an image of {self._size} to {as_size(image_size)}; "
                 "use random_resized for views of several sizes"
             )
         return DeviceLoader(
             self._store,
             augment,
             image_size,
-            batch_size=of.batch_size,
-            seed=of.seed,
-            shuffle=of.shuffle,
-            repeats=of.repeats,
-            rank=of.rank,
-            world=of.world,
-            drop_last=of.drop_last,
+            batch_size=plan.batch_size,
+            seed=plan.seed,
+            shuffle=plan.shuffle,
+            repeats=plan.repeats,
+            rank=plan.rank,
+            world=plan.world,
+            drop_last=plan.drop_last,
             views=views,
         )
 
     def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> tuple[Tensor, ...]:
-        """Pictures `index` with these numbers, and their parts; whole batches of small pictures in one launch."""
+        """Augment the images at `index` and their parts; whole batches of small images in one launch."""
         whole = len(index) == self.plan.batch_size // self.plan.world * len(self._views)
         small = len(index) * 3 * self._size[0] * self._size[1] <= MOST_VALUES_REPLAYED
         if not (index.is_cuda and whole and small):
@@ -262,14 +264,14 @@ class DeviceLoader:
             if len(index) <= at_once:
                 return self._augment_each(index, values, field)
             parts = zip(index.split(at_once), values.split(at_once), strict=True)
-            made = [self._augment_each(rows, numbers, field) for rows, numbers in parts]
-            return tuple(torch.cat(some) for some in zip(*made, strict=True))
+            results = [self._augment_each(rows, numbers, field) for rows, numbers in parts]
+            return tuple(torch.cat(some) for some in zip(*results, strict=True))
         if self._replay is None:
-            self._replay = record(self._augment_each, index, values, field)
+            self._replay = capture(self._augment_each, index, values, field)
         return self._replay(index, values, field)
 
     def _augment_each(self, index: Tensor, values: Tensor, field: Tensor) -> tuple[Tensor, ...]:
-        """Images, then the parts in the order of the store's."""
+        """Return images, then the parts in the order of the store."""
         assert self._augment
         store = self._store
         images, crops = augment_batch(store.pixels, index, self._augment, self._size, Draws(values, field))
@@ -281,7 +283,7 @@ class DeviceLoader:
         return layers if self._store.boxes is None else [*layers, self._store.boxes[index]]
 
     def _named(self, parts: Sequence[Tensor]) -> Parts:
-        """Parts in the order of the store's → by name."""
+        """Return the parts, given in the order of the store, by name."""
         named = zip(self._store.parts, parts, strict=True)
         return {name: ragged(part) if name == "boxes" else part for name, part in named}
 
@@ -292,7 +294,7 @@ class DeviceLoader:
         return self._rows[size]
 
     def close(self) -> None:
-        """Nothing to end: there are no workers."""
+        """Do nothing: there are no workers."""
 
 
 def make_loader(
@@ -311,9 +313,9 @@ def make_loader(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     stores: dict["BeforeCrop", Store] | None = None,
 ) -> tuple[Loader | DeviceLoader, str]:
-    """A recipe's training loader, on the device where that applies, else from workers; and the reason.
+    """Return a recipe's training loader, on the device if possible, else with workers; and the reason.
 
-    What is decoded is left in `stores`, where it is given, and taken from there when the loader is made again.
+    Decoded datasets are kept in `stores`, if passed, and reused when the loader is created again.
     """
     size = as_size(image_size)
     check_policy(augment, dataset.parts)
@@ -323,8 +325,8 @@ def make_loader(
     if not reason:
         try:
             stores = {} if stores is None else stores
-            kept = stores.get(before_crop)
-            if kept is None or set(kept.parts) != set(dataset.parts):
+            known = stores.get(before_crop)
+            if known is None or set(known.parts) != set(dataset.parts):
                 stores[before_crop] = decode_all(
                     dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
                 )
@@ -340,7 +342,7 @@ def make_loader(
                 world=world,
             )
             mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
-            return loader, f"pictures stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
+            return loader, f"images stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
         except UnevenSizesError as error:
             reason = str(error)
     return (
@@ -357,8 +359,41 @@ def make_loader(
             skip_broken=skip_broken,
             timeout_s=timeout_s,
         ),
-        f"pictures are decoded and augmented by {_who(workers)}: {reason}",
+        f"images are decoded and augmented by {_who(workers)}: {reason}",
     )
+
+
+def make_evaluation_loader(
+    dataset: ImageSet,
+    image_size: int | tuple[int, int],
+    crop_ratio: float,
+    interpolation: str = "bicubic",
+    resize: str = "short_side",
+    *,
+    batch_size: int,
+    device: torch.device,
+    workers: int,
+    rank: int = 0,
+    world: int = 1,
+    skip_broken: bool = True,
+    timeout_s: float = WORKER_TIMEOUT_S,
+) -> Loader | DeviceLoader:
+    """Return a loader of every image once, in order; kept decoded on the device if it fits."""
+    transform = test_transform(image_size, crop_ratio, interpolation, resize)
+    shared: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": False,
+        "drop_last": False,
+        "rank": rank,
+        "world": world,
+    }
+    if fits_in_memory(len(dataset), transform.image_size):
+        store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s)
+        if store.broken:  # a replacement must not count
+            store.labels[torch.tensor(list(store.broken))] = UNLABELED
+        return DeviceLoader(store, None, transform.image_size, **shared)
+    shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
+    return Loader(dataset, transform, pin=device.type == "cuda", **shared)
 
 
 def _who(workers: int) -> str:
@@ -368,7 +403,7 @@ def _who(workers: int) -> str:
 
 
 def _against_device(dataset: ImageSet, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
-    """Why a set cannot be kept and augmented on the device; '' where it can."""
+    """Return why a dataset cannot be kept and augmented on the device; "" if it can."""
     (height, width), size = before_crop.image_size, before_crop.crop_size
     if augment.crop == "scaled":
         return "augment.crop=scaled works on one image at a time, not on whole batches"

@@ -1,8 +1,8 @@
-"""Batches from worker processes, the same whatever their number, startable at any step.
+"""Batches from worker processes, independent of their number, startable at any step.
 
-`Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into
-shared memory; the main process joins their parts into one batch. Beside it only numbers travel between processes, and
-what is ragged: boxes.
+`SamplingPlan` defines which image is used when and from which seed; workers read it, augment it and write it into
+shared memory; the main process joins their parts into one batch. Apart from that, only numbers and ragged values
+(boxes) are sent between processes.
 """
 
 import random
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.ragged import Boxes, Parts
 from patchloom.data.batches.sampler import SamplingPlan
-from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.data.batches.workers import Workers, keep_working, watched, without_core_warning, workers_started
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom_runtime.errors import DataError, ResourceError
@@ -29,30 +29,30 @@ from patchloom_runtime.images.samples import EXTENT, Sample
 
 # Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
 PREFETCHED_PARTS = 2
-# Neighbours tried in place of a picture that cannot be read, before the set counts as unreadable.
+# Subsequent images tried in place of an unreadable one, before the dataset counts as unreadable.
 REPLACEMENTS_TRIED = 20
-# Without a picture from a worker: longer than a slow disk takes, shorter than a night.
+# Without an image from a worker: longer than a slow disk takes, shorter than a night.
 WORKER_TIMEOUT_S = 120.0
 _TORCH: dict[type[np.integer], torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.int32: torch.int32}
 
 
 class Transform(Protocol):
-    """From a sample and its random numbers to rows of a batch's arrays."""
+    """A transform from a sample and its random numbers to rows of a batch's arrays."""
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Of the arrays of fixed size: image, (H, W, 3), and each layer among `parts`."""
+        """Return the shapes of the arrays of fixed size: image, (H, W, 3), and each layer among `parts`."""
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """The picture as it goes into the batch, uint8, and its parts; boxes are those of each view in turn."""
+        """Return the image, uint8, and its parts; boxes are those of each view in turn."""
 
 
 class Loader:
-    """An `ImageSet` in batches, with the `parts` that it reads.
+    """A loader of an `ImageSet` in batches, with the `parts` that it reads.
 
-    `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated
-    at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one that can, and
-    `broken` names it; otherwise its `DataError` ends the epoch. A worker that dies, or gives nothing for
-    `timeout_s`, is a `ResourceError` that names it.
+    `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated at a
+    time. With `skip_broken`, an unreadable image is replaced by the next readable one and listed in `broken`; otherwise
+    its `DataError` ends the epoch. A worker that dies, or returns nothing for `timeout_s`, raises a `ResourceError`
+    that names it.
     """
 
     def __init__(
@@ -86,28 +86,28 @@ class Loader:
             name: _shared_memory((self._tasks.slots, part_size, *shape), dtypes[name], workers)
             for name, shape in transform.shapes(dataset.parts).items()
         }
-        pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
+        images = _WorkerDataset(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
         self._timeout_s = timeout_s
-        with no_word_about_cores():
+        with without_core_warning():
             self._pool: DataLoader = DataLoader(
-                pictures,
+                images,
                 batch_size=None,
                 sampler=self._tasks,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 num_workers=workers,
                 prefetch_factor=PREFETCHED_PARTS if workers else None,
                 persistent_workers=workers > 0,
-                worker_init_fn=_begin_work,
+                worker_init_fn=_start_worker,
                 timeout=timeout_s if workers else 0,
             )
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
         return self.plan.steps_per_epoch
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
-        """The batches of `epoch` from `start_step` on."""
+        """Yield the batches of `epoch` from `start_step` on."""
         self._tasks.begin(epoch, start_step, self.steps_per_epoch)
         filled = iter(self._filled_parts())
         for step in range(start_step, self.steps_per_epoch):
@@ -131,42 +131,43 @@ class Loader:
             parts: Parts = {**buffers, **{name: Boxes.of(arrays) for name, arrays in ragged.items()}}
             yield ImageBatch(images, self._labels[index], index, parts)
 
-    def sample(self, pictures: int) -> ImageBatch:
-        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
-        made = self._pool.dataset
-        assert isinstance(made, _Pictures)
-        count = min(pictures, self.plan.pictures)
-        few = Loader(made.dataset, made.transform, batch_size=count, seed=self.plan.seed, skip_broken=made.skip_broken)
+    def sample(self, count: int) -> ImageBatch:
+        """Return the first `count` images of the run, made in this process; the cost of a step is measured on them."""
+        images = self._pool.dataset
+        assert isinstance(images, _WorkerDataset)
+        count, seed = min(count, self.plan.images), self.plan.seed
+        few = Loader(images.dataset, images.transform, batch_size=count, seed=seed, skip_broken=images.skip_broken)
         with closing(few.epoch(0)) as batches:  # type: ignore[type-var]
             return next(batches)
 
     @property
     def workers(self) -> int:
-        """Processes beside this one."""
+        """Return the number of worker processes."""
         return self._pool.num_workers
 
     def preparing_bytes(self) -> int:
-        """Memory that batches take: what the workers write into, the batch that is learned from, and the next."""
-        picture = sum(shared[0, 0].nbytes for shared in self._shared.values())
-        batch = self.plan.batch_size // self.plan.world * picture
+        """Return the memory for preparing batches: the workers' shared memory, the current batch, and the next."""
+        image = sum(shared[0, 0].nbytes for shared in self._shared.values())
+        batch = self.plan.batch_size // self.plan.world * image
         return sum(shared.nbytes for shared in self._shared.values()) + 2 * batch
 
     def close(self) -> None:
-        """End the workers now instead of when the loader is forgotten."""
+        """End the workers now instead of at garbage collection."""
         Workers(self._pool._iterator).end()
         self._pool._iterator = None
 
     def _filled_parts(self) -> Iterator["_Filled"]:
         try:
-            # Later epochs start no processes but wait for those there are, and that a signal must be able to end.
-            with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
+            # Later epochs start no processes but wait for the existing ones, and a signal must be able to end that
+            # wait.
+            with workers_started() if self._pool._iterator is None else nullcontext(), without_core_warning():
                 parts = watched(iter(self._pool))
             for part in parts:
                 if isinstance(part, DataError | ResourceError):
                     raise part
                 yield part
         except GeneratorExit:
-            raise  # an epoch that is left early: the workers wait for the next
+            raise  # the epoch is abandoned: the workers wait for the next
         except BaseException as error:
             workers = Workers(self._pool._iterator)
             reason = workers.what_happened(self._timeout_s) if str(error).startswith("DataLoader ") else ""
@@ -186,10 +187,9 @@ class _Task:
 
 
 class _Tasks:
-    """The parts of one epoch in their order, each with the slot of shared memory it is to be written into.
+    """The parts of one epoch in order, each with its slot of shared memory.
 
-    The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its
-    turn comes.
+    The pool hands out a task only while fewer than `slots` − 1 are unread, so a slot is free again when its turn comes.
     """
 
     def __init__(self, parts: int, slots: int) -> None:
@@ -209,22 +209,22 @@ class _Tasks:
 
 @dataclass(frozen=True)
 class _Filled:
-    """A part of a step as a worker hands it over."""
+    """A part of a step as returned by a worker."""
 
     slot: int
-    replaced: dict[int, tuple[int, str]]  # row → the picture used instead, and what was wrong
-    ragged: dict[str, list[np.ndarray]]  # name → one array of each row
+    replaced: dict[int, tuple[int, str]]  # row → the image used instead, and the error
+    ragged: dict[str, list[np.ndarray]]  # name → one array per row
 
 
 @dataclass(frozen=True)
-class _Pictures(Dataset):
-    """A worker's view of the work: fill a slot of `shared` with one part of a step."""
+class _WorkerDataset(Dataset):
+    """The work of a worker: fill a slot of `shared` with one part of a step."""
 
     dataset: ImageSet
     transform: Transform
     plan: SamplingPlan
     parts: int
-    shared: dict[str, Tensor]  # each (slots, pictures of a part, …)
+    shared: dict[str, Tensor]  # each (slots, images of a part, …)
     skip_broken: bool
 
     def __getitem__(self, task: _Task) -> _Filled | DataError | ResourceError:
@@ -249,14 +249,14 @@ class _Pictures(Dataset):
 
 
 def _reduction(transform: Transform, seed: int, size: tuple[int, int]) -> int:
-    """How many times smaller a picture may be decoded, by the crop that its seed will draw once more."""
+    """Return how much smaller an image may be decoded, by the crop that its seed will draw again."""
     return transform.reduction(size, random.Random(seed)) if isinstance(transform, ImageTransform) else 1
 
 
 def read_or_next(
     dataset: ImageSet, index: int, skip_broken: bool, reduction: Callable[[tuple[int, int]], int] | None = None
 ) -> tuple[Sample, int, str]:
-    """The sample, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
+    """Return the sample, its index, and the error of the requested one ("" if none)."""
     message = ""
     for attempt in range(REPLACEMENTS_TRIED):
         used = (index + attempt) % len(dataset)
@@ -266,7 +266,7 @@ def read_or_next(
             if not skip_broken:
                 raise
             message = message or str(error)
-    raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
+    raise DataError(f"{REPLACEMENTS_TRIED} images in a row cannot be read. The first: {message}")
 
 
 def _shared_memory(shape: tuple[int, ...], dtype: torch.dtype, workers: int) -> Tensor:
@@ -277,7 +277,7 @@ def _shared_memory(shape: tuple[int, ...], dtype: torch.dtype, workers: int) -> 
         return memory.share_memory_()
     except RuntimeError as error:
         raise ResourceError(
-            f"{memory.nbytes / 2**20:,.0f} MiB of shared memory for batches cannot be had: {error}. "
+            f"{memory.nbytes / 2**20:,.0f} MiB of shared memory for batches cannot be allocated: {error}. "
             "Use fewer workers or a smaller batch, or give the container more (docker: --shm-size)."
         ) from error
 
@@ -287,11 +287,11 @@ def _split(size: int, parts: int) -> list[slice]:
     return [slice(min(k * part, size), min((k + 1) * part, size)) for k in range(parts)]
 
 
-def _as_it_is(filled: Any) -> Any:
+def _identity(filled: Any) -> Any:
     return filled
 
 
-def _begin_work(worker: int) -> None:  # noqa: ARG001
-    # Pillow gives a picture's memory back at once; getting it again costs a tenth of the decoding.
+def _start_worker(worker: int) -> None:  # noqa: ARG001
+    # By default Pillow frees an image's memory at once; allocating it again costs a tenth of the decoding.
     Image.core.set_blocks_max(32)
     keep_working()

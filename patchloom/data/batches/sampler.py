@@ -1,8 +1,7 @@
-"""Which picture is seen when, and from which seed its augmentation is drawn.
+"""The order of images and the seeds of their augmentation.
 
-Everything random about data follows from (seed, epoch, position in the epoch), never from a process's
-history. So a run may stop at any step and go on, and neither the number of workers nor the number of
-processes changes a picture.
+Everything random about data follows from (seed, epoch, position in the epoch), never from a process's history. A run
+can therefore stop at any step and resume, and neither the number of workers nor of processes changes an image.
 """
 
 from dataclasses import dataclass
@@ -13,39 +12,37 @@ import torch
 
 from patchloom_runtime.errors import UsageError
 
-# The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the real batch size is.
+# The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the actual batch size.
 REPEATED_EPOCH_MULTIPLE = 256
 _VIEW_STREAM, _STEP_STREAM = 0, 1
 
 
-def epoch_order(pictures: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
-    """The pictures of one epoch in their order: (pictures,) int64. Seed 0 is the order of DeiT's sampler."""
+def epoch_order(images: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+    """Return the order of the images in one epoch, (images,) int64. Seed 0 gives the order of DeiT's sampler."""
     if not shuffle:
-        return np.arange(pictures)
+        return np.arange(images)
     # torch's CPU generator reads 32 bits of its seed; modulo the largest prime below, no bit of ours is lost.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (2**32 - 5))
-    return torch.randperm(pictures, generator=generator).numpy()
+    return torch.randperm(images, generator=generator).numpy()
 
 
 def repeated_order(order: np.ndarray, repeats: int) -> np.ndarray:
-    """Repeated augmentation: each picture `repeats` times in a row, cut to about the length of a plain
-    epoch.
+    """Apply repeated augmentation: each image `repeats` times in a row, cut to about the length of a plain epoch.
 
-    An epoch so sees about 1/repeats of the pictures. DeiT's process r of R takes every R-th entry from r
-    on.
+    An epoch then contains about 1/repeats of the images. DeiT's process r of R takes every R-th entry from r on.
     """
     return np.repeat(order, repeats)[: epoch_length(len(order), repeats)]
 
 
-def epoch_length(pictures: int, repeats: int) -> int:
-    """Views in an epoch of `pictures`, by all processes together."""
+def epoch_length(images: int, repeats: int) -> int:
+    """Return the number of samples per epoch of `images` images, over all processes."""
     if repeats == 1:
-        return pictures
-    return pictures // REPEATED_EPOCH_MULTIPLE * REPEATED_EPOCH_MULTIPLE or pictures
+        return images
+    return images // REPEATED_EPOCH_MULTIPLE * REPEATED_EPOCH_MULTIPLE or images
 
 
 def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np.ndarray:
-    """A well-mixed seed for each position: (len(positions),) uint64, by three rounds of SplitMix64."""
+    """Return a well-mixed seed per position, (len(positions),) uint64, by three rounds of SplitMix64."""
     state = np.zeros(len(positions), np.uint64)
     for word in (seed, epoch * 2 + stream, positions):
         state = state + np.asarray(word, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -56,20 +53,19 @@ def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np
 
 
 def step_seed(seed: int, epoch: int, step: int, view: int = 0) -> int:
-    """The seed of what is drawn for a whole batch, the same on every process: mixing, batched operations.
+    """Return the seed for a whole batch (mixing, batched operations), the same on every process.
 
-    Further views of the same pictures have seeds of their own.
+    Further views of the same images have their own seeds.
     """
     position = np.array([step]) + (view << 32)  # steps of an epoch never reach that far
     return int(mixed_seeds(seed, epoch, _STEP_STREAM, position)[0] >> np.uint64(1))
 
 
 def rank_positions(size: int, rank: int, world: int) -> np.ndarray:
-    """The positions of a batch of `size` that one process of `world` takes.
+    """Return the positions of a batch of `size` that one process of `world` takes.
 
-    Where the batch divides by 2·world, positions i and size−1−i stay together, in mirrored order: Mixup
-    with the reversed batch then pairs the same pictures on any number of processes. Otherwise every
-    world-th position.
+    If the batch divides by 2·world, positions i and size−1−i stay together, in mirrored order: Mixup with the reversed
+    batch then pairs the same images on any number of processes. Otherwise every world-th position is taken.
     """
     if size % (2 * world):
         return np.arange(rank, size, world)
@@ -79,17 +75,17 @@ def rank_positions(size: int, rank: int, world: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StepSamples:
-    """What one process reads in one step."""
+    """The samples of one process in one step."""
 
-    index: np.ndarray  # (b,) int64, pictures of the set
-    seed: np.ndarray  # (b,) uint64, where each picture's augmentation starts
+    index: np.ndarray  # (b,) int64, in the dataset
+    seed: np.ndarray  # (b,) uint64, of each image's augmentation
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """The views of every epoch and step. `batch_size` is that of all processes together."""
+    """The samples of every epoch and step. `batch_size` counts all processes."""
 
-    pictures: int
+    images: int
     batch_size: int
     seed: int = 0
     shuffle: bool = True
@@ -102,14 +98,14 @@ class SamplingPlan:
         if self.batch_size < 1 or self.batch_size % self.world:
             raise UsageError(
                 f"A batch of {self.batch_size} cannot be shared by {self.world} processes. "
-                f"Give a batch size that is a multiple of {self.world}."
+                f"Use a batch size that is a multiple of {self.world}."
             )
         if not 0 <= self.rank < self.world:
-            raise UsageError(f"Process {self.rank} of {self.world} does not exist; they are numbered from 0.")
+            raise UsageError(f"Process {self.rank} of {self.world} does not exist; processes are numbered from 0.")
         if self.repeats < 1:
-            raise UsageError(f"repeats is {self.repeats}; a picture is seen at least once.")
+            raise UsageError(f"repeats is {self.repeats}, expected 1 or more.")
         if self.seed < 0:
-            raise UsageError(f"The seed is {self.seed}; give 0 or more.")
+            raise UsageError(f"The seed is {self.seed}, expected 0 or more.")
         if self.steps_per_epoch == 0:
             raise UsageError(
                 f"A batch of {self.batch_size} is larger than an epoch of {self.views_per_epoch} images. "
@@ -118,21 +114,21 @@ class SamplingPlan:
 
     @property
     def views_per_epoch(self) -> int:
-        """Pictures seen in an epoch by all processes together, a last incomplete batch included."""
-        return epoch_length(self.pictures, self.repeats)
+        """Return the number of samples per epoch over all processes, an incomplete last batch included."""
+        return epoch_length(self.images, self.repeats)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
         extra = 0 if self.drop_last else self.batch_size - 1
         return (self.views_per_epoch + extra) // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
-        """The pictures of all processes' batches, in a row: (views_per_epoch,) int64, read-only."""
-        return _views_of_epoch(self.pictures, self.seed, epoch, self.shuffle, self.repeats)
+        """Return the images of all processes' batches in a row, (views_per_epoch,) int64, read-only."""
+        return _views_of_epoch(self.images, self.seed, epoch, self.shuffle, self.repeats)
 
     def views(self, epoch: int, step: int) -> StepSamples:
-        """What this process reads in `step` of `epoch`."""
+        """Return what this process reads in `step` of `epoch`."""
         order = self.order(epoch)
         start = step * self.batch_size
         size = min(self.batch_size, len(order) - start)
@@ -141,7 +137,7 @@ class SamplingPlan:
 
 
 @lru_cache(maxsize=4)
-def _views_of_epoch(pictures: int, seed: int, epoch: int, shuffle: bool, repeats: int) -> np.ndarray:
-    order = repeated_order(epoch_order(pictures, seed, epoch, shuffle), repeats)
+def _views_of_epoch(images: int, seed: int, epoch: int, shuffle: bool, repeats: int) -> np.ndarray:
+    order = repeated_order(epoch_order(images, seed, epoch, shuffle), repeats)
     order.setflags(write=False)
     return order

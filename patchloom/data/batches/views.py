@@ -1,7 +1,7 @@
-"""Several views of each picture, each with random numbers of its own: what DINO and Grafit compare.
+"""Several views of each image, each with its own random numbers, as compared by DINO and Grafit.
 
-Where the pictures fit in memory every view is drawn from the decoded set on the device. Otherwise a worker decodes a
-picture once, draws all its views, and hands them over in a row of pixels.
+If the images fit in memory, every view is drawn from the decoded dataset on the device. Otherwise a worker decodes an
+image once, draws all its views, and returns them as one row of pixels.
 """
 
 import random
@@ -31,14 +31,14 @@ from patchloom_runtime.images.samples import Sample
 
 @dataclass(frozen=True)
 class View:
-    """How one view of a picture is made."""
+    """Augmentation and size of one view."""
 
     augment: AugmentPart
     size: int | Size
 
 
 def views_of(recipe: Recipe) -> list[View]:
-    """How the views of an image are made: those of full size, then the local ones."""
+    """Return the views of a recipe: those of full size, then the local ones."""
     part, augment, size = recipe.views, recipe.augment, recipe.model.image_size
     second = replace(
         augment,
@@ -54,67 +54,67 @@ def views_of(recipe: Recipe) -> list[View]:
 
 @dataclass(frozen=True)
 class ViewBatch:
-    """Views of the pictures of one step, of one process."""
+    """Views of the images of one step, of one process."""
 
     views: list[Tensor]  # each (B, 3, H, W) uint8; sizes may differ
     labels: Tensor  # (B,) int64
-    index: Tensor  # (B,) int64, places in the set
-    parts: list[Parts] = field(default_factory=list)  # of each view; none where none were asked for
+    index: Tensor  # (B,) int64, in the dataset
+    parts: list[Parts] = field(default_factory=list)  # per view; empty if none are requested
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ViewBatch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         views = [view.to(device, non_blocking=non_blocking) for view in self.views]
         labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.labels, self.index))
-        parts = [{name: part.to(device, non_blocking=non_blocking) for name, part in of.items()} for of in self.parts]
+        parts = [{name: part.to(device, non_blocking=non_blocking) for name, part in own.items()} for own in self.parts]
         return ViewBatch(views, labels, index, parts)
 
 
 @dataclass(frozen=True)
 class ManyViews:
-    """A transform that puts all views of a picture behind one another: (1, sum of their pixels, 3)."""
+    """A transform that concatenates all views of an image: (1, sum of their pixels, 3)."""
 
     views: tuple[View, ...]
 
     @cached_property
     def transforms(self) -> list[TrainTransform]:
-        """One a view."""
+        """Return one transform per view."""
         return [train_transform(view.augment, view.size) for view in self.views]
 
     @property
     def sizes(self) -> list[Size]:
-        """(H, W) of each view."""
+        """Return (H, W) of each view."""
         return [as_size(view.size) for view in self.views]
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """A row of pixels of each."""
-        each = [make.shapes(parts) for make in self.transforms]
+        """Return the shapes of the rows of pixels."""
+        each = [transform.shapes(parts) for transform in self.transforms]
         length = sum(height * width for height, width in self.sizes)
         return {name: (1, length, *shape[2:]) for name, shape in each[0].items()}
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """Every view draws on from where the one before stopped; boxes, which are ragged, stay apart by name."""
-        views = [make.arrays(sample, rng) for make in self.transforms]
-        made = {_boxes_of(number): view.pop("boxes") for number, view in enumerate(views) if "boxes" in view}
+        """Draw every view, continuing from the previous one's random numbers; ragged boxes stay separate by name."""
+        views = [transform.arrays(sample, rng) for transform in self.transforms]
+        arrays = {_boxes_of(number): view.pop("boxes") for number, view in enumerate(views) if "boxes" in view}
         for name, first in views[0].items():
-            made[name] = np.concatenate([view[name].reshape(1, -1, *first.shape[2:]) for view in views], axis=1)
-        return made
+            arrays[name] = np.concatenate([view[name].reshape(1, -1, *first.shape[2:]) for view in views], axis=1)
+        return arrays
 
-    def apart(self, batch: ImageBatch) -> ViewBatch:
-        """A batch of rows of pixels → its views."""
+    def separate(self, batch: ImageBatch) -> ViewBatch:
+        """Split a batch of rows of pixels into its views."""
         pixels = self._split(batch.images.permute(0, 2, 3, 1))
         layers = {name: self._split(part) for name, part in batch.parts.items() if isinstance(part, Tensor)}
         parts: list[Parts] = [{} for _ in self.views] if batch.parts else []
-        for number, of in enumerate(parts):
-            of |= {name: split[number] for name, split in layers.items()}
+        for number, own in enumerate(parts):
+            own |= {name: split[number] for name, split in layers.items()}
             if (name := _boxes_of(number)) in batch.parts:
-                of["boxes"] = batch.parts[name]
+                own["boxes"] = batch.parts[name]
         return ViewBatch([view.permute(0, 3, 1, 2) for view in pixels], batch.labels, batch.index, parts)
 
     def _split(self, rows: Tensor) -> list[Tensor]:
-        """(B, 1, pixels, …) → (B, H, W, …) of each view."""
+        """Split (B, 1, pixels, …) into (B, H, W, …) of each view."""
         split = rows.split([height * width for height, width in self.sizes], dim=2)
         return [part.reshape(len(rows), *size, *rows.shape[3:]) for part, size in zip(split, self.sizes, strict=True)]
 
@@ -124,7 +124,7 @@ def _boxes_of(view: int) -> str:
 
 
 class ViewLoader:
-    """Loaders of views of the same pictures, in step; or one whose pictures are many views in a row."""
+    """Synchronized loaders of views of the same images, or one loader whose rows contain all views."""
 
     def __init__(self, loaders: Sequence[Loader | DeviceLoader], joined: ManyViews | None = None) -> None:
         self._loaders, self._joined = loaders, joined
@@ -132,33 +132,33 @@ class ViewLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
         return self._loaders[0].steps_per_epoch
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ViewBatch]:
-        """The batches of `epoch` from `start_step` on."""
+        """Yield the batches of `epoch` from `start_step` on."""
         for batches in zip(*(loader.epoch(epoch, start_step) for loader in self._loaders), strict=True):
             yield self._together(batches)
 
     def _together(self, batches: tuple[ImageBatch, ...]) -> ViewBatch:
         first = batches[0]
         if self._joined:
-            return self._joined.apart(first)
+            return self._joined.separate(first)
         size = len(first.index)
         views = [view for batch in batches for view in batch.images.split(size)]
-        return ViewBatch(views, first.labels, first.index, [of for batch in batches for of in _parts_of(batch, size)])
+        return ViewBatch(views, first.labels, first.index, [own for batch in batches for own in _parts_of(batch, size)])
 
-    def sample(self, pictures: int) -> ViewBatch:
-        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
-        return self._together(tuple(loader.sample(pictures) for loader in self._loaders))
+    def sample(self, count: int) -> ViewBatch:
+        """Return the first `count` images of the run, made in this process; the cost of a step is measured on them."""
+        return self._together(tuple(loader.sample(count) for loader in self._loaders))
 
     @property
     def workers(self) -> int:
-        """Processes beside this one."""
+        """Return the number of worker processes."""
         return self._loaders[0].workers
 
     def preparing_bytes(self) -> int:
-        """Memory that batches take."""
+        """Return the memory for preparing batches."""
         return sum(loader.preparing_bytes() for loader in self._loaders)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class ViewLoader:
 
 
 def _parts_of(batch: ImageBatch, size: int) -> list[Parts]:
-    """The parts of each view, where a batch has `size` pictures in the first view, then in the second …"""
+    """Return the parts of each view of a batch with `size` images in the first view, then in the second …"""
     if not batch.parts:
         return []
     rows = [slice(start, start + size) for start in range(0, len(batch.images), size)]
@@ -189,9 +189,9 @@ def make_view_loader(
     timeout_s: float = WORKER_TIMEOUT_S,
     stores: dict[BeforeCrop, Store] | None = None,
 ) -> tuple[ViewLoader, str]:
-    """Batches of views, drawn on the device where that applies, else by workers; and the reason."""
+    """Return a loader of views, drawn on the device if possible, else by workers; and the reason."""
     if not views:
-        raise UsageError("a batch has at least one view of each picture; none is asked for")
+        raise UsageError("a batch needs at least one view of each image; none is requested")
     for view in views:
         check_policy(view.augment, dataset.parts)
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}

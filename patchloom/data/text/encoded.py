@@ -1,4 +1,4 @@
-"""Pairs as numbers of subwords, kept in memory: 2 bytes per subword up to 65,536 pieces."""
+"""Sentence pairs encoded as subwords, in memory: 2 bytes per subword for up to 65,536 pieces."""
 
 from array import array
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from patchloom.data.text.pairs import LeftOut, Pairs
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.text.vocabulary import Vocabulary
 
-# Moses' limit for cleaning a corpus: beyond it the sides hardly say the same. For WMT'14 the usual limit is 1.5.
+# Moses' limit for cleaning a corpus: beyond it the sides hardly mean the same. For WMT'14 the usual limit is 1.5.
 MAX_RATIO = 9.0
-# A part of a large text shows which subwords are frequent, and the lines to learn from are all kept in memory.
+# A part of a large text shows which subwords are frequent, and all lines to learn from are held in memory.
 VOCABULARY_PAIRS = 4_000_000
 _PAIRS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """Sentences of any lengths behind one another, without bos and eos."""
+    """Concatenated sentences of any lengths, without BOS and EOS."""
 
     subwords: np.ndarray  # (all subwords,) uint16 or int32
     starts: np.ndarray  # (sentences + 1,) int64
@@ -34,13 +34,13 @@ class Sentences:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """(sentences,) int64."""
+        """Return the lengths (sentences,) int64."""
         return np.diff(self.starts)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedPairs:
-    """Both sides of the pairs that fit; pair i stood at `places[i]` of the text."""
+    """Both sides of the pairs that fit; pair i is at `places[i]` of the text."""
 
     source: Sentences
     target: Sentences
@@ -52,22 +52,22 @@ class EncodedPairs:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Subwords of the longest source and target: weights of positions beyond them were never trained."""
+        """Return the lengths of the longest source and target: weights of later positions were never trained."""
         return int(self.source.lengths.max()), int(self.target.lengths.max())
 
 
 def learn_vocabulary(pairs: Pairs, size: int) -> Vocabulary:
-    """One vocabulary for both sides; of a large text, from a part that is spread over it."""
+    """Learn one vocabulary for both sides; for a large text, from an evenly spaced part of it."""
     return Vocabulary.train((side for pair in pairs.sample(VOCABULARY_PAIRS) for side in pair), size)
 
 
 def encode_pairs(
     pairs: Pairs, vocabulary: Vocabulary, *, max_length: int, max_ratio: float | None = MAX_RATIO
 ) -> EncodedPairs:
-    """The pairs whose sides both have 1 … max_length − 1 subwords and differ by no more than the ratio.
+    """Encode the pairs whose sides both have 1 … max_length − 1 subwords and differ by no more than the ratio.
 
-    A network of `max_length` positions reads a source with its eos, and a target after its bos. Pairs that do not fit
-    are left out and listed with file and line; with `max_ratio=None` any ratio fits.
+    A network of `max_length` positions reads a source with its EOS, and a target after its BOS. Other pairs are skipped
+    and listed with file and line; `max_ratio=None` accepts any ratio.
     """
     if max_length < 2 or (max_ratio is not None and max_ratio < 1):
         raise UsageError(f"max_length is {max_length} and max_ratio {max_ratio}; expected at least 2 and at least 1")
@@ -80,15 +80,15 @@ def encode_pairs(
             left_out.append(LeftOut(pairs.where(place), reason))
             continue
         places.append(place)
-        for ids, kept, count in zip(both, subwords, lengths, strict=True):
-            kept.extend(ids)
+        for ids, all_ids, count in zip(both, subwords, lengths, strict=True):
+            all_ids.extend(ids)
             count.append(len(ids))
     if not places:
         first = f"; the first: {left_out[0].where}, {left_out[0].reason}" if left_out else ""
         raise DataError(f"None of {len(pairs)} pairs fits{first}")
     source, target = (
-        Sentences(np.array(kept), np.concatenate([[0], np.cumsum(count, dtype=np.int64)]))
-        for kept, count in zip(subwords, lengths, strict=True)
+        Sentences(np.array(all_ids), np.concatenate([[0], np.cumsum(count, dtype=np.int64)]))
+        for all_ids, count in zip(subwords, lengths, strict=True)
     )
     return EncodedPairs(source, target, np.array(places), tuple(left_out))
 
@@ -101,7 +101,7 @@ def _encoded(pairs: Pairs, vocabulary: Vocabulary) -> Iterator[tuple[list[int], 
 
 
 def _unfit(source: int, target: int, max_length: int, max_ratio: float | None) -> str:
-    """Why a pair is left out, or ''."""
+    """Return why a pair is skipped, or ""."""
     if not source or not target:
         return "empty sentence"
     if max(source, target) > max_length - 1:

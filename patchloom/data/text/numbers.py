@@ -1,4 +1,4 @@
-"""The built-in parallel set: numbers below a million spelled out in English, German and French.
+"""The built-in parallel text: numbers below a million spelled out in English, German and French.
 
     numbers             English → German
     numbers:fr-en       another pair
@@ -6,8 +6,8 @@
 
     471  four hundred seventy-one  vierhunderteinundsiebzig  quatre cent soixante et onze
 
-German turns tens and ones around and writes one word, French counts in twenties: what is translated has to be moved,
-split and joined.
+German swaps tens and ones and writes one word, French counts in twenties: a translation has to move, split and join
+words.
 """
 
 # ruff: noqa: SIM905  (twenty words read better in a row)
@@ -21,7 +21,7 @@ from patchloom_runtime.errors import UsageError, nearest
 
 _LARGEST = 999_999
 _COUNTS = {"train": 4000, "val": 200, "test": 200}
-_ALWAYS_IN_TRAIN = 100  # 0 … 99: a sample of the others hardly has the short ones
+_ALWAYS_IN_TRAIN = 100  # 0 … 99: a random sample would contain hardly any short numbers
 
 _EN_ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -41,7 +41,7 @@ _FR_TENS = "- - vingt trente quarante cinquante soixante soixante quatre-vingt q
 
 
 def english(number: int) -> str:
-    """999: nine hundred ninety-nine."""
+    """Spell a number in English; 999: nine hundred ninety-nine."""
     if number >= 1000:
         return _joined(" ", f"{english(number // 1000)} thousand", number % 1000, english)
     if number >= 100:
@@ -52,12 +52,12 @@ def english(number: int) -> str:
 
 
 def german(number: int) -> str:
-    """999: neunhundertneunundneunzig; a one at the end is 'eins'."""
+    """Spell a number in German; 999: neunhundertneunundneunzig. A final one is 'eins'."""
     return _german(number) + "s" * (number % 100 == 1)
 
 
 def french(number: int) -> str:
-    """999: neuf cent quatre-vingt-dix-neuf, in the spelling of before 1990."""
+    """Spell a number in French, as before 1990; 999: neuf cent quatre-vingt-dix-neuf."""
     return _french(number, last=True)
 
 
@@ -65,7 +65,7 @@ SPELLED: dict[str, Callable[[int], str]] = {"en": english, "de": german, "fr": f
 
 
 def find_numbers(options: str = "") -> tuple[list[SentenceSplit], tuple[str, str]]:
-    """The splits of the set, and the pair of languages that was asked for, English → German if none was."""
+    """Return the splits and the language pair of `options`, English → German by default."""
     values, pair = {"count": _COUNTS["train"], "seed": 0}, ("en", "de")
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
@@ -116,7 +116,7 @@ def _german(number: int) -> str:
 
 
 def _french(number: int, last: bool) -> str:
-    """`last` where nothing follows: only then do 'cents' and 'vingts' have their s."""
+    """Spell a number; `last` if nothing follows: only then do 'cents' and 'vingts' end in s."""
     if number >= 1000:
         thousands = _french(number // 1000, last=False) + " " if number >= 2000 else ""
         return _joined(" ", f"{thousands}mille", number % 1000, french)

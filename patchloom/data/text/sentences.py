@@ -1,10 +1,10 @@
-"""Sentence pairs, and what is wrong with them: parallel files, tab-separated files, parquet columns.
+"""Finding and checking sentence pairs: parallel files, tab-separated files, parquet columns.
 
-    train.de, train.en, val.de.gz …   a line per sentence; more than two languages will do
+    train.de, train.en, val.de.gz …   one line per sentence; more than two languages are possible
     pairs.tsv, pairs.tsv.gz           the first two fields of a line
     train-0.parquet                   `translation` {de: …, en: …}, or columns of strings
 
-A split is read once, from beginning to end, and eight bytes of each pair are kept.
+A split is read once, from beginning to end, and eight bytes per pair are kept.
 """
 
 import gzip
@@ -29,39 +29,39 @@ from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import refuse_special
 from patchloom_runtime.printable import printable
 
-# Sides whose characters, with SHORT more on either, differ by this factor hardly say the same: found 2 of 29,000 in
-# Multi30k (both '@@' for a sentence) and none of 169,813 in Tatoeba, whose most uneven true pair has 3.6.
+# Sides whose lengths in characters, plus SHORT each, differ by this factor hardly mean the same: 2 of 29,000 pairs in
+# Multi30k (both '@@' instead of a sentence) and none of 169,813 in Tatoeba, whose most uneven true pair has 3.6.
 MAX_RATIO, SHORT = 5.0, 5
-MOST_LINE_BYTES = 1 << 24  # as much as the vocabulary is learned from
+MOST_LINE_BYTES = 1 << 24  # the limit of the vocabulary's training
 _FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)  # pyarrow's
-# train.de, train.de.gz, newstest.zh-CN; but not notes.md beside notes.py
+# train.de, train.de.gz, newstest.zh-CN; but not notes.md next to notes.py
 _PARALLEL = re.compile(r"(?P<stem>.+)\.(?P<language>(?!md|py|js|sh|gz)[a-z]{2}(?:[-_][A-Za-z]{2,4})?)(?:\.gz)?")
 
 # tatoeba-en-de.tsv.gz: its first field is English
 _TSV_LANGUAGES = re.compile(r"(?:.*[^A-Za-z])?(?P<first>[a-z]{2})[-_](?P<second>[a-z]{2})\.tsv(?:\.gz)?")
 
-Sides = Sequence[bytes | str | None]  # None where a file has ended before the others
+Sides = Sequence[bytes | str | None]  # None if a file ends before the others
 
 
 @dataclass(frozen=True)
 class SentenceSplit:
-    """The pairs of one split; `read`, given numbers of sides, begins anew with every call."""
+    """The pairs of one split. `read` takes indices of sides and starts over with every call."""
 
     name: str
     sides: tuple[str, ...]  # a file, or a column of one
-    unit: str  # what a row of it is called: line or row
-    languages: tuple[str, ...]  # of the sides, '' where nothing says which
-    files: tuple[Path, ...]  # that hold the sides
+    unit: str  # of a row: line or row
+    languages: tuple[str, ...]  # of the sides, "" if unknown
+    files: tuple[Path, ...]  # of the sides
     read: Callable[[Sequence[int]], Iterator[Sides]]
 
     def where(self, row: int, side: int = 0) -> str:
-        """File and line."""
+        """Return file and line."""
         return f"{self.sides[side]}, {self.unit} {row + (self.unit == 'line')}"
 
 
 @dataclass(frozen=True)
 class SentenceFindings:
-    """What was found in all splits; a pair is known by the number of its split and its row."""
+    """The faults of all splits; a pair is identified by the index of its split and its row."""
 
     counts: tuple[int, ...]  # pairs of each split
     faults: tuple[Fault, ...]
@@ -70,28 +70,28 @@ class SentenceFindings:
 
 
 def find_sentences(path: Path) -> list[SentenceSplit]:
-    """The splits of sentence pairs at `path`, train first; none where there is something else."""
+    """Return the splits of sentence pairs at `path`, train first; none if it contains something else."""
     if os.path.isdir(path):
-        found = _parallel_files(path) or _parquet_files(sorted(path.glob("*.parquet")))
+        splits = _parallel_files(path) or _parquet_files(sorted(path.glob("*.parquet")))
     elif path.name.endswith((".tsv", ".tsv.gz")) and os.path.isfile(path):
-        found = [] if _is_labels_file(path) else [_tab_separated(path)]
+        splits = [] if _is_labels_file(path) else [_tab_separated(path)]
     else:
-        found = _parquet_files([path]) if path.suffix == ".parquet" and os.path.isfile(path) else []
-    return sorted(found, key=lambda split: (not is_train(split.name), split.name))
+        splits = _parquet_files([path]) if path.suffix == ".parquet" and os.path.isfile(path) else []
+    return sorted(splits, key=lambda split: (not is_train(split.name), split.name))
 
 
 def is_train(name: str) -> bool:
-    """Whether a split's name says so."""
+    """Return whether the name is that of a training split."""
     return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
 
 
 def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
-    """Where a line stops being text."""
+    """Describe where a line stops being UTF-8."""
     return f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
 
 
 def check_sentences(splits: Sequence[SentenceSplit]) -> SentenceFindings:
-    """Lines without a partner, empty sides, bytes that are no UTF-8, sides of very uneven length, repeated pairs."""
+    """Report lines without a partner, empty sides, non-UTF-8 bytes, sides of very uneven length, and repeated pairs."""
     counts: list[int] = []
     faults: list[Fault] = []
     uneven: list[tuple[int, int, str]] = []
@@ -104,16 +104,16 @@ def check_sentences(splits: Sequence[SentenceSplit]) -> SentenceFindings:
                 lines = [count + (side is not None) for count, side in zip(lines, sides, strict=True)]
                 texts = [_text(side, split.where(row, i), faults) for i, side in enumerate(sides)]
                 faults.extend(_empty(split, row, texts))
-                if told := _uneven([len(text) for text in texts if text and text.strip()]):
-                    uneven.append((number, row, told))
+                if lengths := _uneven([len(text) for text in texts if text and text.strip()]):
+                    uneven.append((number, row, lengths))
                 pair = "\0".join(text or "" for text in texts).encode()
                 digests.append(int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest()))
         except DataError as error:
             where, _, reason = str(error).partition(": ")
             faults.append(Fault(where, "cannot be read", reason))
         if len(set(lines)) > 1:
-            told = ", ".join(f"{Path(side).name} {count:,}" for side, count in zip(split.sides, lines, strict=True))
-            faults.append(Fault(split.sides[0], "line counts differ", told))
+            each = ", ".join(f"{Path(side).name} {count:,}" for side, count in zip(split.sides, lines, strict=True))
+            faults.append(Fault(split.sides[0], "line counts differ", each))
         counts.append(row + 1)
     return SentenceFindings(tuple(counts), tuple(faults), tuple(uneven), _repeated(digests, counts))
 
@@ -133,19 +133,19 @@ def _empty(split: SentenceSplit, row: int, texts: Sequence[str | None]) -> Itera
         if text is not None and not text.strip():
             others = [other for other in texts if other and other.strip()]
             yield Fault(
-                split.where(row, i), "empty sentence", f"beside {others[0][:60]!r}" if others else "on all sides"
+                split.where(row, i), "empty sentence", f"opposite {others[0][:60]!r}" if others else "on all sides"
             )
 
 
 def _uneven(lengths: Sequence[int]) -> str:
-    """The lengths, where they are absurd; '' otherwise."""
+    """Return the lengths if they are implausible, else ""."""
     if len(lengths) < 2 or max(lengths) + SHORT <= MAX_RATIO * (min(lengths) + SHORT):
         return ""
     return " and ".join(map(str, lengths)) + " characters"
 
 
 def _repeated(digests: Sequence[int], counts: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Groups of equal pairs as (split, row), in order of the first."""
+    """Return groups of equal pairs as (split, row), in the order of the first."""
     values = np.array(digests, dtype=np.uint64)
     starts = np.cumsum([0, *counts])
     order = np.argsort(values, kind="stable")
@@ -159,7 +159,7 @@ def _repeated(digests: Sequence[int], counts: Sequence[int]) -> tuple[tuple[tupl
     return tuple(tuple(place(position) for position in group) for group in groups)
 
 
-# Where they come from -------------------------------------------------------------------------------------------------
+# Sources --------------------------------------------------------------------------------------------------------------
 
 
 def _parallel_files(folder: Path) -> list[SentenceSplit]:
@@ -176,30 +176,30 @@ def _parallel_files(folder: Path) -> list[SentenceSplit]:
 
 
 def parallel_split(name: str, files: Sequence[tuple[str, Path]]) -> SentenceSplit:
-    """Files with a line per sentence, each with its language."""
+    """Return a split of files with one line per sentence, each with its language."""
     languages, paths = zip(*files, strict=True)
     return SentenceSplit(name, tuple(map(str, paths)), "line", languages, paths, partial(_side_by_side, paths))
 
 
 def _tab_separated(file: Path) -> SentenceSplit:
-    told = _TSV_LANGUAGES.fullmatch(file.name)
-    languages = (told["first"], told["second"]) if told else ("", "")
+    match = _TSV_LANGUAGES.fullmatch(file.name)
+    languages = (match["first"], match["second"]) if match else ("", "")
     return SentenceSplit("train", (str(file),) * 2, "line", languages, (file,) * 2, partial(_fields, file))
 
 
 def _parquet_files(files: Sequence[Path]) -> list[SentenceSplit]:
-    found = []
+    splits = []
     for file in files:
         if columns := _text_columns(file):
             sides = tuple(f"{file}, {'.'.join(column)}" for column in columns)
             languages = tuple(column[-1] for column in columns)
             read = partial(_columns, file, columns)
-            found.append(SentenceSplit(file.stem, sides, "row", languages, (file,) * len(columns), read))
-    return found
+            splits.append(SentenceSplit(file.stem, sides, "row", languages, (file,) * len(columns), read))
+    return splits
 
 
 def _text_columns(file: Path) -> list[tuple[str, ...]]:
-    """Columns of sentences, as names or as fields of `translation`; none where the file holds images."""
+    """Return the columns of sentences, or the fields of `translation`; none if the file contains images."""
     if not os.path.isfile(file):
         return []
     try:
@@ -207,7 +207,7 @@ def _text_columns(file: Path) -> list[tuple[str, ...]]:
         import pyarrow.parquet
 
         schema = pyarrow.parquet.read_schema(file)
-    except (ImportError, *_FAULTS):  # told by whoever opens it as images
+    except (ImportError, *_FAULTS):  # reported when it is opened as images
         return []
     if {"image", "img"} & set(schema.names):
         return []
@@ -233,8 +233,8 @@ def _columns(file: Path, columns: Sequence[tuple[str, ...]], sides: Sequence[int
                     yield ["" if text is None else text for text in texts]
                     done += 1
     except _FAULTS as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{file}: cannot be read after row {done:,} ({said})") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{file}: cannot be read after row {done:,} ({reason})") from error
 
 
 def _side_by_side(files: Sequence[Path], sides: Sequence[int]) -> Iterator[Sides]:
@@ -248,7 +248,7 @@ def _fields(file: Path, sides: Sequence[int]) -> Iterator[Sides]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Lines as bytes, ended by newlines alone: sentences may hold other separators of Unicode."""
+    """Yield lines as bytes, split at newlines only: sentences may contain other Unicode separators."""
     opened = gzip.open if file.suffix == ".gz" else open
     done = 0
     try:
@@ -264,7 +264,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _is_labels_file(file: Path) -> bool:
-    """Whether it names pictures: image files in its first lines, or a first column that is called like their paths."""
+    """Return whether it lists images: image files in its first lines, or a first column named like their paths."""
     first = [line.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\t") for line in islice(_lines(file), 2)]
-    called = plain(first[0][0]) if first else ""
-    return (called in PATH_NAMES and called != "id") or any(names_image(cell) for line in first for cell in line)
+    column = plain(first[0][0]) if first else ""
+    return (column in PATH_NAMES and column != "id") or any(names_image(cell) for line in first for cell in line)

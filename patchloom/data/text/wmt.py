@@ -1,11 +1,13 @@
-"""WMT'14 English–German and English–French from the official files, as plain files that `pairs.py` opens.
+"""Preparing WMT'14 English–German and English–French from the official files, as plain files for `pairs.py`.
 
 The corpora, the limits (1 … 250, ratio 1.5) and the tests are those of fairseq's preparation, after Ott et al. 2018.
-What differs, because subwords are learned from raw text here:
-- the text stays untokenised; quotation marks, dashes and apostrophes of print become those of a keyboard, in train, in
-  a val taken from it, and in what is to be translated, but never in a reference of newstest;
-- lengths are counted in words and marks, there in subwords: set max_ratio=1.5 in training to have that limit too;
-- val of En-De is newstest2013, as the papers have it, or every n-th line with `val_every` (the script: 100).
+Differences, because subwords are learned from raw text here:
+- the text is not tokenized; typographic quotation marks, dashes and apostrophes become ASCII ones, in train, in a val
+taken
+  from it, and in the sources of newstest, but never in its references;
+- lengths are counted in words and punctuation marks, there in subwords: set max_ratio=1.5 in training for that limit
+too;
+- val of En-De is newstest2013, as in the papers, or every n-th line with `val_every` (the script: 100).
 """
 
 import html
@@ -34,10 +36,10 @@ _NEWS, _TESTS = f"{_WMT14}training-parallel-nc-v9.tgz", f"{_WMT14}test-full.tgz"
 
 @dataclass(frozen=True)
 class _Pair:
-    other: str  # the language beside English
-    corpora: dict[str, str]  # name of the files without their language → the archive that holds them
+    other: str  # the language paired with English
+    corpora: dict[str, str]  # file name without language → the archive that contains it
     test: str
-    val: str  # '' where val is taken from train
+    val: str  # "" if val is taken from train
     val_every: int
 
 
@@ -68,27 +70,27 @@ _DEV = f"{_WMT14}dev.tgz"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was written, also kept as prepared.json."""
+    """A summary of what was written, also saved as prepared.json."""
 
     pair: str
     counts: dict[str, int]  # split → pairs
-    left_out: dict[str, int]  # reason → pairs; left_out.tsv has them by file and line
-    files: tuple[str, ...]  # that were read
+    left_out: dict[str, int]  # reason → pairs; left_out.tsv lists them by file and line
+    files: tuple[str, ...]  # read
 
 
 def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None = None) -> Prepared:
-    """Write train, val and test of `pair` into the new folder `out`, whole or not at all.
+    """Write train, val and test of `pair` into the new folder `out`, completely or not at all.
 
-    The official archives lie unpacked anywhere below `folder`; files may be gzipped. With `val_every`, every n-th line
-    of train becomes val, whatever the pair's usual val is.
+    The official archives must be unpacked anywhere below `folder`; files may be gzipped. With `val_every`, every n-th
+    line of train becomes val, whatever the pair's usual val is.
     """
     if pair not in _PAIRS:
         known = list(_PAIRS)
-        raise UsageError(f"WMT'14 {pair!r} is not prepared here; expected {' or '.join(known)}.{nearest(pair, known)}")
+        raise UsageError(f"WMT'14 {pair!r} is not supported; expected {' or '.join(known)}.{nearest(pair, known)}")
     if val_every is not None and val_every < 2:
         raise UsageError(f"val_every is {val_every}; expected 2 or more, or nothing for the usual val")
     if out.exists():
-        raise UsageError(f"{out} is already there; give another folder, or delete it first")
+        raise UsageError(f"{out} already exists. Choose another folder, or delete it first")
     chosen = _PAIRS[pair]
     files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
     writing = temporary_path(out)
@@ -107,16 +109,16 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
 
 
 def read_sgm(file: Path) -> dict[tuple[str, str], str]:
-    """The segments of a test file in their order, by document and number."""
+    """Return the segments of a test file in order, by document and number."""
     segments: dict[tuple[str, str], str] = {}
     document = ""
-    for found in re.finditer(
+    for match in re.finditer(
         r'<doc\b[^>]*\bdocid="([^"]*)"|<seg\b[^>]*\bid="([^"]*)"[^>]*>(.*?)</seg>', _text(file), re.S | re.I
     ):
-        if found[1] is not None:
-            document = found[1]
+        if match[1] is not None:
+            document = match[1]
         else:
-            segments[document, found[2]] = clean(html.unescape(found[3]))
+            segments[document, match[2]] = clean(html.unescape(match[3]))
     if not segments:
         raise DataError(f"{file}: no <seg id=…> found; expected a test set in SGML")
     return segments
@@ -137,31 +139,31 @@ def _text(file: Path) -> str:
 
 
 def _find(folder: Path, pair: _Pair, needs_val: bool) -> dict[str, Path]:
-    """Every official file that is needed by its name, or one error that says what is missing and where it is had."""
+    """Return every required official file by name. Raise one DataError that lists all missing files."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; expected the one with the unpacked archives of WMT'14")
+        raise DataError(f"{folder} is not a folder; expected the one with the unpacked archives of WMT'14")
     there = {path.name: path for path in sorted(folder.rglob("*"), reverse=True) if path.is_file()}
     languages = ("en", pair.other)
     needed = {f"{corpus}.{language}": archive for corpus, archive in pair.corpora.items() for language in languages}
     needed |= {f"{pair.test}-src.en.sgm": _TESTS, f"{pair.test}-ref.{pair.other}.sgm": _TESTS}
     if needs_val:
         needed |= {f"{pair.val}.{language}": _DEV for language in languages}
-    found = {name: there[kind] for name in needed for kind in (f"{name}.gz", name) if kind in there}
+    files = {name: there[kind] for name in needed for kind in (f"{name}.gz", name) if kind in there}
     missing: dict[str, list[str]] = {}
-    for name in needed.keys() - found.keys():
+    for name in needed.keys() - files.keys():
         missing.setdefault(needed[name], []).append(name)
     if missing:
-        told = [
-            f"{', '.join(sorted(names))} from {archive}" + " (is there, unpack it)" * (Path(archive).name in there)
+        lines = [
+            f"{', '.join(sorted(names))} from {archive}" + " (found, unpack it)" * (Path(archive).name in there)
             for archive, names in sorted(missing.items())
         ]
-        raise DataError(f"{folder} lacks {'; '.join(told)}")
-    return found
+        raise DataError(f"{folder} lacks {'; '.join(lines)}")
+    return files
 
 
 def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_every: int) -> Prepared:
     other = chosen.other
-    # All files are looked through before the first line is written.
+    # All files are checked before the first line is written.
     test = _test_pairs(files[f"{chosen.test}-src.en.sgm"], files[f"{chosen.test}-ref.{other}.sgm"])
     val = Pairs(()) if val_every else read_pairs([_split(chosen.val, other, files)], "en", other)
     train = read_pairs([_split(corpus, other, files) for corpus in chosen.corpora], "en", other)
@@ -183,7 +185,7 @@ def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_e
     counts = {name: writer.count for name, writer in splits.items()}
     for name, count in counts.items():
         if not count:
-            raise DataError(f"No pair is left for {name}: {len(left_out):,} of train were left out")
+            raise DataError(f"No pairs are left for {name}: {len(left_out):,} of train were skipped")
     return Prepared(pair, counts, dict(kinds), tuple(str(path) for path in sorted(set(files.values()))))
 
 
@@ -202,7 +204,7 @@ def _test_pairs(source: Path, reference: Path) -> list[tuple[str, str]]:
 
 
 def _unfit(source: int, target: int) -> str:
-    """Why a pair is left out, or ''."""
+    """Return why a pair is skipped, or ""."""
     if not source or not target:
         return "empty sentence"
     if max(source, target) > MAX_WORDS:
@@ -213,7 +215,7 @@ def _unfit(source: int, target: int) -> str:
 
 
 class _Writer:
-    """Both files of a split."""
+    """The two files of a split."""
 
     def __init__(self, folder: Path, name: str, other: str) -> None:
         self._paths = [folder / f"{name}.{language}" for language in ("en", other)]
@@ -228,7 +230,7 @@ class _Writer:
             file.close()
 
     def add(self, source: str, target: str) -> None:
-        """One line each: cleaned text has no line breaks."""
+        """Write one line each: cleaned text has no line breaks."""
         for file, text in zip(self._files, (source, target), strict=True):
             file.write(text + "\n")
         self.count += 1

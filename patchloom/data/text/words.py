@@ -1,8 +1,8 @@
-"""Words and punctuation marks, for what is counted in words: tokenised BLEU, and cleaning a corpus.
+"""Splitting text into words and punctuation marks, for tokenized BLEU and for cleaning a corpus.
 
-The rules are those of Moses' tokeniser in outline: marks stand alone, except in numbers (1,000.5), inside words
-(e.g. hyphens), in a row of dots, after abbreviations and, by language, in elisions (don 't, l' homme). Its escaping of
-special characters and its long lists of abbreviations are not here, so single sentences may come out otherwise.
+The rules follow Moses' tokenizer in outline: marks are separate tokens, except in numbers (1,000.5), inside words (e.g.
+hyphens), in a row of dots, after abbreviations and, by language, in elisions (don 't, l' homme). Its escaping of
+special characters and its long lists of abbreviations are omitted, so single sentences may differ.
 """
 
 import re
@@ -21,7 +21,7 @@ _PUNCTUATION = {
 }
 _TABLE = str.maketrans(_PUNCTUATION)
 
-# What is no letter, digit, space or one of . , ' - stands alone; combining marks belong to their letters.
+# Everything but letters, digits, spaces and . , ' - is a separate token; combining marks belong to their letters.
 _MARK = re.compile(r"([^\w\s.,'\-\u0300-\u036f]|_)")
 _DOTS = re.compile(r"(\.{2,})")
 _COMMA = re.compile(r"(?<!\d),|,(?!\d)")
@@ -36,12 +36,12 @@ _ANY_APOSTROPHE = re.compile(r"'")
 
 
 def normalize_punctuation(text: str) -> str:
-    """Quotation marks, apostrophes, dashes and ellipses of print as those of a keyboard; single spaces."""
+    """Replace typographic quotation marks, apostrophes, dashes and ellipses by ASCII; single spaces."""
     return " ".join(text.translate(_TABLE).split())
 
 
 def words(text: str, language: str = "") -> list[str]:
-    """The text's words and marks; a language without rules of its own has those that all share."""
+    """Return the words and marks of a text; languages without rules of their own use the shared ones."""
     text = _MARK.sub(r" \1 ", text)
     text = _DOTS.sub(r" \1 ", text)
     text = _COMMA.sub(" , ", text)
@@ -51,12 +51,13 @@ def words(text: str, language: str = "") -> list[str]:
         text = pattern.sub(split, text)
     else:
         text = _ANY_APOSTROPHE.sub(" ' ", text)
-    found = text.split()
-    return [part for i, word in enumerate(found) for part in _without_stop(word, found[i + 1 : i + 2], language)]
+    tokens = text.split()
+    return [part for i, word in enumerate(tokens) for part in _without_stop(word, tokens[i + 1 : i + 2], language)]
 
 
 def _without_stop(word: str, following: list[str], language: str) -> list[str]:
-    """A full stop at a word's end stands alone, unless the word is an abbreviation or the sentence goes on."""
+    """Split off a full stop at a word's end, unless the word is an abbreviation or the sentence continues."""
+
     stem = word[:-1]
     if not word.endswith(".") or not stem.strip("."):
         return [word]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.datasets import ClassTable, ImageSet
 from patchloom.disk import atomic_write
 from patchloom.engine.distribution import Processes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.engine.distribution import Processes
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.probe import fit_logistic

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.batches.decoded_dataset import fits_in_memory
-from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.decoded_dataset import fits_in_memory, make_evaluation_loader
 from patchloom.data.datasets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
