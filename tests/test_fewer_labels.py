@@ -24,7 +24,8 @@ from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.images.look_page import look_at
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training.run import run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.messages import missing, refused
 from tests.reliability.commands import command
