@@ -34,7 +34,7 @@ class Summary:
     best: str = ""  # best score, with its unit
     measure: str = "best"  # name of the score
     interval: tuple[float, float] | None = None  # of the score
-    weights: Literal["model", "ema"] = "model"  # weights with that score
+    weights: str = "model"  # that have this score: "model", "ema" or "average"
     epochs: int | None = None
     seconds: float | None = None
     command: str = ""  # command that repeats the run
