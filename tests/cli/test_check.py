@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.cli.test_terminal import seen
-from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.data.dirty import jpeg, make_clean, make_dirty, make_image, make_shift
 from tests.data.layouts import camvid_segnet, coco128_semantic, grocery_store, oxford_pets, yolo_v5
 from tests.messages import missing
 from tests.reliability.commands import Done, command
@@ -104,7 +104,7 @@ def test_shift_as_json(tmp_path, patchloom) -> None:
 
 def test_strict_minds_near_copies(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "data")
-    (data / "val/ant/near.jpg").write_bytes(jpeg(picture(0), quality=60))
+    (data / "val/ant/near.jpg").write_bytes(jpeg(make_image(0), quality=60))
     plain = patchloom("check", str(data))
     assert plain.code == 0
     assert any(missing(line, 1, "train/ant/0.jpg", "val/ant/near.jpg") == [] for line in plain.output.splitlines())
@@ -135,7 +135,7 @@ def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
     evil = "<img src=x onerror=alert(1)>"
     (data / "train" / evil).mkdir()
     (data / "train" / evil / f"{evil}.jpg").write_bytes(b"")
-    (data / "train" / evil / "whole.jpg").write_bytes(jpeg(picture(77)))
+    (data / "train" / evil / "whole.jpg").write_bytes(jpeg(make_image(77)))
     (data / "train" / "ant" / os.fsdecode(b"caf\xe9.jpg")).write_bytes((data / "train/ant/0.jpg").read_bytes())
     page = tmp_path / "out" / "page.html"
     assert patchloom("check", str(data), "--page", str(page)).code == 3
