@@ -11,18 +11,19 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/patchloom demo
+	$(BIN)/patchloom train digits --out runs/demo --epochs 30 \
+		--set augment.crop=resize --set augment.mixup=0 --set optim.lr=3e-3
 
 # -n 2 because the tests are single-threaded and short; torch gets one thread in each worker.
 test: $(READY)
 	$(BIN)/pytest -n 2
 
 # Every folder of tests, about two minutes on two idle cores.
-FAST_TESTS := tests/architecture tests/cli/test_given_data.py tests/cli/test_help.py tests/cli/test_printed.py \
+FAST_TESTS := tests/architecture tests/cli/test_data_arguments.py tests/cli/test_help.py tests/cli/test_printed.py \
 	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/data/test_decode.py \
 	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
 	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \
-	tests/deployment/test_given.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
+	tests/deployment/test_image_inputs.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
 	tests/engine/test_loop.py tests/engine/test_optimization.py tests/engine/test_records.py \
 	tests/engine/test_resume.py tests/evaluation/test_classification.py tests/evaluation/test_detection.py \
 	tests/evaluation/test_retrieval.py tests/evaluation/test_segmentation.py tests/evaluation/test_translation.py \

@@ -38,7 +38,7 @@ def main() -> None:
 
 def tell(folders: dict[str, Path], data: str, split: str) -> None:
     """A line a run, then some sentences by all of them."""
-    translators = {name: patchloom.load_translator(folder) for name, folder in folders.items()}
+    translators = {name: patchloom.load(folder) for name, folder in folders.items()}
     print("| network | parameters | epochs | BLEU | tokenised | lower-cased | chrF | time |")
     print("|---|---|---|---|---|---|---|---|")
     for name, translator in translators.items():

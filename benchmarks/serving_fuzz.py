@@ -180,7 +180,7 @@ class Fuzzing:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--served", help="a run, an artefact or an index; by default a tiny run is made")
+    parser.add_argument("--served", help="a run, an artifact or an index; by default a tiny run is made")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

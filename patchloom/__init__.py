@@ -1,9 +1,10 @@
 """patchloom: patch-based networks and the training that makes them work.
 
-Importing it loads nothing: each name below imports what it needs when it is first used.
+Importing it loads nothing: each name below is imported when it is first used.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -12,11 +13,20 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
+    from patchloom.errors import CheckpointError as CheckpointError
+    from patchloom.errors import DataError as DataError
+    from patchloom.errors import DeviceError as DeviceError
+    from patchloom.errors import NumericalError as NumericalError
+    from patchloom.errors import PatchloomError as PatchloomError
+    from patchloom.errors import ResourceError as ResourceError
+    from patchloom.errors import UsageError as UsageError
     from patchloom.inference.classifier import Classifier as Classifier
+    from patchloom.inference.index import Index as Index
     from patchloom.inference.index import open_index as open_index
     from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
+    from patchloom.models.bench import bench as bench
     from patchloom.models.cost import cost as cost
     from patchloom.models.cuda_graphs import CapturedNetwork as CapturedNetwork
     from patchloom.models.pretrained.published import load_published as load_published
@@ -24,67 +34,91 @@ if TYPE_CHECKING:
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
+    from patchloom.recipes.schema import Recipe as Recipe
     from patchloom.report.pictures.look import look as look
     from patchloom.report.pictures.pictures import pictures_of as pictures_of
+    from patchloom.runs.convert import convert as convert
+    from patchloom.tasks.classification.compare import compare as compare
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
+    from patchloom.tasks.classification.probe import probe as probe
     from patchloom.tasks.classification.pruning import prune as prune
     from patchloom.tasks.classification.several_runs import evaluate as evaluate
-    from patchloom.tasks.classification.several_runs import evaluate_runs as evaluate_runs
+    from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
-    from patchloom.tasks.translation.translator import load_translator as load_translator
+    from patchloom.tasks.verify import verify as verify
     from patchloom.training.sweeps.sweep import sweep as sweep
     from patchloom.training.train import train as train
     from patchloom_runtime.artifacts.artifact import Artifact as Artifact
 
+# Name → module, or module:attribute if it has another name there.
 _WHERE = {
     "Artifact": "patchloom_runtime.artifacts.artifact",
-    "Classifier": "patchloom.inference.classifier",
-    "Reading": "patchloom.data.reading",
     "CapturedNetwork": "patchloom.models.cuda_graphs",
+    "CheckpointError": "patchloom.errors",
+    "Classifier": "patchloom.inference.classifier",
+    "DataError": "patchloom.errors",
+    "DeviceError": "patchloom.errors",
+    "Index": "patchloom.inference.index",
+    "NumericalError": "patchloom.errors",
+    "ObjectDetector": "patchloom.tasks.detection.detector",
+    "PatchloomError": "patchloom.errors",
+    "Reading": "patchloom.data.reading",
+    "Recipe": "patchloom.recipes.schema",
+    "ResourceError": "patchloom.errors",
     "Segmenter": "patchloom.tasks.segmentation.segmenter",
     "Translator": "patchloom.tasks.translation.translator",
+    "UsageError": "patchloom.errors",
     "absorb": "patchloom.models.absorb",
+    "bench": "patchloom.models.bench",
     "check": "patchloom.data.checking.check",
+    "compare": "patchloom.tasks.classification.compare",
+    "convert": "patchloom.runs.convert",
     "cost": "patchloom.models.cost",
     "create_model": "patchloom.models.registry",
     "evaluate": "patchloom.tasks.classification.several_runs",
     "evaluate_levels": "patchloom.tasks.classification.levels",
-    "evaluate_runs": "patchloom.tasks.classification.several_runs",
     "export": "patchloom.tasks.export",
+    "get_recipe": "patchloom.recipes",
     "index": "patchloom.inference.index_build",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
-    "get_recipe": "patchloom.recipes",
     "load": "patchloom.tasks.load",
-    "load_translator": "patchloom.tasks.translation.translator",
+    "load_published": "patchloom.models.pretrained.published",
     "look": "patchloom.report.pictures.look",
     "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.inference.index",
-    "load_published": "patchloom.models.pretrained.published",
     "pictures_of": "patchloom.report.pictures.pictures",
+    "probe": "patchloom.tasks.classification.probe",
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
+    "verify": "patchloom.tasks.verify",
 }
-
-_RENAMED = {"Artefact": "Artifact", "Recorded": "CapturedNetwork"}  # deprecated name → name
+# Names of earlier releases: module and the name to use instead.
+_DEPRECATED = {
+    "Artefact": ("patchloom_runtime.artifacts.artifact:Artifact", "Artifact"),
+    "Recorded": ("patchloom.models.cuda_graphs:CapturedNetwork", "CapturedNetwork"),
+    "evaluate_runs": ("patchloom.tasks.classification.several_runs:evaluate", "evaluate"),
+    "load_translator": ("patchloom.tasks.translation.translator", "load"),
+}
 
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        import warnings
-
-        warnings.warn(f"patchloom.{name} is now patchloom.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
-    if name not in _WHERE:
+    if name in _DEPRECATED:
+        where, new = _DEPRECATED[name]
+        warnings.warn(f"patchloom.{name} is now patchloom.{new}", DeprecationWarning, stacklevel=2)
+    elif name in _WHERE:
+        where = _WHERE[name]
+    else:
         raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    module, _, attribute = where.partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

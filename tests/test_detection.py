@@ -119,7 +119,7 @@ def test_evaluate_report_and_verify(run, tmp_path, capsys, monkeypatch):
 
 def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path, capsys, monkeypatch):
     told = {"capsys": capsys, "monkeypatch": monkeypatch}
-    worst = json.loads(command("look", run, "--out", tmp_path / "worst.html", "--json", **told))
+    worst = json.loads(command("look", run, "--page", tmp_path / "worst.html", "--json", **told))
     report = read_val(run).report
     assert len(worst["pictures"]) == 12
     page = (tmp_path / "worst.html").read_text()
@@ -133,11 +133,11 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
     (tmp_path / "in").mkdir()
     val.read(0).save(tmp_path / "in" / "0.png")
     (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
-    said = command("look", run, tmp_path / "in", "--out", tmp_path / "one.html", **told)
+    said = command("look", run, tmp_path / "in", "--page", tmp_path / "one.html", **told)
     assert "note: " in said
     assert "0.png  " in said
     given = json.loads(
-        command("look", run, tmp_path / "in" / "0.png", "--out", tmp_path / "one.html", "--json", **told)
+        command("look", run, tmp_path / "in" / "0.png", "--page", tmp_path / "one.html", "--json", **told)
     )
     assert all(set(answer) == {"name", "score", "box"} for answer in given["pictures"][0]["answers"])
     assert "0.png" in (tmp_path / "one.html").read_text()

@@ -24,7 +24,8 @@ from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.images.look_page import look_at
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training.run import run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.messages import missing, refused
 from tests.reliability.commands import command
@@ -79,7 +80,7 @@ def test_it_cannot_name_classes(dino_run: Path) -> None:
         with refused(UsageError):
             asked()
     with refused(UsageError, "--knn", "--linear"):
-        patchloom.evaluate_runs([str(dino_run)], DATA)
+        patchloom.evaluate([str(dino_run)], DATA)
 
 
 def suggested(told: list[str]) -> list[list[str]]:
@@ -268,17 +269,17 @@ def test_its_trunk_is_judged_and_searched_where_asked_for(grafit_run: Path, tmp_
 
 def test_the_commands_compare_by_the_trunk(grafit_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     def values(*options: str) -> dict[str, float]:
-        done = command(["evaluate", grafit_run, DATA, *options, "--json"], monkeypatch, capsys)
+        done = command(["probe", grafit_run, DATA, *options, "--json"], monkeypatch, capsys)
         return json.loads(done.output)["run"]
 
     for options, trunk in (((), False), (("--trunk",), True)):
         probed = patchloom.load(grafit_run, trunk=trunk).probe(DATA, knn=[1, 5])
         assert values("--knn", "1,5", *options).items() >= dict(probed).items()
-    for arguments in (["evaluate", grafit_run, DATA, "--linear", "--trunk"], ["look", grafit_run, "--trunk"]):
+    for arguments in (["probe", grafit_run, DATA, "--linear", "--trunk"], ["look", grafit_run, "--trunk"]):
         done = command(arguments, monkeypatch, capsys)
         assert (done.code, "--trunk" in done.errors) == (2, True)
     page = tmp_path / "ranked.html"
-    assert command(["look", grafit_run, "--ranked", "--trunk", "--out", page], monkeypatch, capsys).code == 0
+    assert command(["look", grafit_run, "--ranked", "--trunk", "--page", page], monkeypatch, capsys).code == 0
     assert page.exists()
 
 
@@ -291,7 +292,7 @@ def test_runs_that_name_no_classes_are_compared_by_neighbours(dino_run: Path, gr
         judged = [r["values"] for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "evaluation"]
         assert f"{max(values['knn20_top1'] for values in judged):.2f}" in numbers
     assert re.search(r"\b20\b", page.partition('id="curves"')[2].partition("</section>")[0])
-    assert "patchloom evaluate" in page
+    assert "patchloom probe" in page
 
 
 def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_a_run_is_reported_and_verified(name: str, golden: Path, monkeypatch, ca
     [
         ("evaluate", "classifier", make.SHAPES),
         ("evaluate", "distilled"),
-        ("evaluate", "dino", make.SHAPES, "--knn"),
-        ("evaluate", "grafit", make.SHAPES, "--levels"),
+        ("probe", "dino", make.SHAPES, "--knn"),
+        ("probe", "grafit", make.SHAPES, "--levels"),
         ("evaluate", "translator", "--text", "numbers:count=150"),
         ("train", make.SHAPES, "--init", "dino", "--epochs", "1", "--out", "next", "--device", "cpu", "--workers", "0"),
     ],

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from patchloom import cli
+from patchloom.cli.old_spellings import modernize
 from patchloom.inference.index_build import index
 from patchloom.models import cost
 from patchloom.models.catalog import CATALOG
@@ -99,9 +100,10 @@ def test_every_row_has_a_command_or_says_that_it_has_none() -> None:
 
 @pytest.mark.parametrize("text", COMMANDS)
 def test_a_command_is_read(text: str) -> None:
-    verb, *arguments = shlex.split(text)
+    (verb, *arguments), hints = modernize(shlex.split(text))
+    assert hints == []
     known: Any = typer.main.get_command(cli.make_app([verb]))
-    context = known.commands[verb].make_context(verb, cli._with_number(arguments))
+    context = known.commands[verb].make_context(verb, arguments)
     named = [part for part in arguments if re.fullmatch(r"[a-z][a-z0-9_]*", part)]
     if verb in ("models", "bench"):
         assert set(named) <= set(CATALOG)
@@ -210,7 +212,7 @@ def small(text: str, toys: dict[str, str], folder: Path) -> list[str]:
     text = re.sub("--linear-sgd", "--linear-sgd 2", text)
     if text.startswith("bench"):
         text = re.sub(r"^(bench \w+)[\w ]*", r"\1 --size 32 --seconds 0.05 ", text).replace("224,384,512", "32,64")
-    out = ["--out", str(folder / "page.html")] if text.startswith(("report", "look")) else []
+    out = ["--page", str(folder / "page.html")] if text.startswith(("report", "look")) else []
     return [*(toys.get(part, part) for part in shlex.split(text)), *out]
 
 

@@ -228,7 +228,7 @@ def test_features_without_a_classifier(online, fish, monkeypatch, capsys) -> Non
     name = "resmlp_s12:features"
     files = read_run_files(run_folder(name))
     assert (files.task, files.labels, files.options["num_classes"]) == ("embedding", (), 0)
-    done = command(("evaluate", name, fish, "--knn", "1", "--device", "cpu", "--json"), monkeypatch, capsys)
+    done = command(("probe", name, fish, "--knn", "1", "--device", "cpu", "--json"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     done = command(("train", fish, "--teacher", name, *SHORT), monkeypatch, capsys)
     assert done.code == 2

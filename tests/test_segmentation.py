@@ -109,7 +109,7 @@ def test_a_run_is_evaluated_with_and_without_its_data(run: Path, data: Path, mon
     assert several.code == 0, several.errors
     train = command(("evaluate", run, data, "--split", "train", "--json", "--device", "cpu"), monkeypatch, capsys)
     assert json.loads(train.output)[run.name]["images"] == 12
-    rejected = command(("evaluate", run, data, "--knn", "5"), monkeypatch, capsys)
+    rejected = command(("probe", run, data, "--knn", "5"), monkeypatch, capsys)
     assert (rejected.code, "--knn" in rejected.errors) == (2, True)
     unknown = command(("evaluate", run, "--mode", "half"), monkeypatch, capsys)
     assert (unknown.code, unknown.errors.count("\n")) == (2, 1)
@@ -212,7 +212,7 @@ def pictures_per_section(page: str) -> list[int]:
 def test_look_draws_the_worst_of_val_and_given_pictures(
     run: Path, data: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    worst = command(("look", run, "--out", tmp_path / "worst.html", "--json"), monkeypatch, capsys)
+    worst = command(("look", run, "--page", tmp_path / "worst.html", "--json"), monkeypatch, capsys)
     assert worst.code == 0, worst.errors
     assert len(json.loads(worst.output)["pictures"]) == 5
     page = (tmp_path / "worst.html").read_text()
@@ -222,18 +222,18 @@ def test_look_draws_the_worst_of_val_and_given_pictures(
     assert scores == sorted(scores)  # the worst first
     with_truth = pictures_per_section(page)
     given = command(
-        ("look", run, data / "images" / "val" / "1.jpg", "--out", tmp_path / "one.html"), monkeypatch, capsys
+        ("look", run, data / "images" / "val" / "1.jpg", "--page", tmp_path / "one.html"), monkeypatch, capsys
     )
     assert given.code == 0, given.errors
     assert re.search(r"1\.jpg\s+ground", given.output)
     assert pictures_per_section((tmp_path / "one.html").read_text())[0] >= min(with_truth)  # its true mask too
-    whole = command(("look", run, data, "--count", 2, "--out", tmp_path / "two.html"), monkeypatch, capsys)
+    whole = command(("look", run, data, "--count", 2, "--page", tmp_path / "two.html"), monkeypatch, capsys)
     assert whole.code == 0, whole.errors
     two = pictures_per_section((tmp_path / "two.html").read_text())
     assert len(two) == 2
     assert min(two) >= min(with_truth)
     shutil.copy(data / "images" / "val" / "1.jpg", tmp_path / "stranger.jpg")
-    command(("look", run, tmp_path / "stranger.jpg", "--out", tmp_path / "without.html"), monkeypatch, capsys)
+    command(("look", run, tmp_path / "stranger.jpg", "--page", tmp_path / "without.html"), monkeypatch, capsys)
     assert pictures_per_section((tmp_path / "without.html").read_text())[0] < min(with_truth)  # it has no true mask
 
 

@@ -4,21 +4,40 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
 import patchloom
+from patchloom.cli.bench import BenchOptions
+from patchloom.cli.check import CheckOptions
+from patchloom.cli.compare import CompareOptions
+from patchloom.cli.convert import ConvertOptions
+from patchloom.cli.evaluate import EvaluateOptions
+from patchloom.cli.export import ExportOptions
+from patchloom.cli.index import IndexOptions
+from patchloom.cli.probe import ProbeOptions
+from patchloom.cli.prune import PruneOptions
+from patchloom.cli.sweep import SweepOptions
 from patchloom.data.sources.specs import Spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
+from patchloom.options import Option
 from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
 FUNCTIONS += [patchloom.sweep, patchloom.prune]
-FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look, patchloom.load_translator]
+FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
+FUNCTIONS += [
+    patchloom.probe,
+    patchloom.compare,
+    patchloom.bench,
+    patchloom.convert,
+    patchloom.verify,
+    patchloom.export,
+]
 METHODS = [
     Classifier.predict,
     Classifier.embed,
@@ -62,13 +81,13 @@ def test_train_takes_the_settings_of_a_training() -> None:
     ("old", "value"), [("changes", {"augment.mixup": 0}), ("compiled", False), ("trackers", ("tensorboard",))]
 )
 def test_train_takes_old_keywords_with_a_warning(old: str, value: object, monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr("patchloom.training.train.run_training", lambda settings, **_: seen.append(settings))
+    calls = []
+    monkeypatch.setattr("patchloom.training.train.run_training", lambda settings, **_: calls.append(settings))
     with pytest.warns(DeprecationWarning, match=f"{old}.*{OPTION_NAMES[old]}"):
         patchloom.train("digits", **{old: value})
     patchloom.train("digits", **{OPTION_NAMES[old]: value})
-    assert seen[0] == seen[1]
-    assert getattr(seen[0], old) == value
+    assert calls[0] == calls[1]
+    assert getattr(calls[0], old) == value
 
 
 @pytest.mark.parametrize(
@@ -90,6 +109,44 @@ def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[st
     assert not without & set(own)
     for name, field in fields.items():
         assert (own[name].default, own[name].annotation) == (field.default, field.type), name
+
+
+# Verb → its settings class, the Python function, and names that only one of them has.
+VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
+    "check": (CheckOptions, patchloom.check, {"page", "list", "strict"}, {"progress"}),
+    "sweep": (SweepOptions, patchloom.sweep, set(), {"say"}),
+    "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),
+    "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
+    "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
+    "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
+    "convert": (ConvertOptions, patchloom.convert, set(), set()),
+    "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),
+    "compare": (
+        CompareOptions, patchloom.compare, {"text", "multi_scale", "mode", "seeds", "cost"}, set(),
+    ),
+    "evaluate": (
+        EvaluateOptions, patchloom.evaluate, {"text", "multi_scale", "mode", "sweep", "cost"}, {"heads", "progress"},
+    ),
+}  # fmt: skip
+POSITIONAL = {"paths", "runs", "data", "spec"}
+PARSED = {"grid", "set", "knn", "batches", "shares", "bits", "condition"}  # text on the command line, values in Python
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_commands_and_functions_take_the_same_options_with_the_same_defaults(verb: str) -> None:
+    settings, function, only_command, only_function = VERBS[verb]
+    own = dict(inspect.signature(function).parameters)
+    fields = {}
+    for field in dataclasses.fields(settings):
+        hint = get_type_hints(settings, include_extras=True)[field.name]
+        option = next((mark for mark in get_args(hint)[1:] if isinstance(mark, Option)), None)
+        fields[option.name if option and option.name else field.name] = field
+    del fields["json"]
+    assert set(fields) - only_command - POSITIONAL == set(own) - only_function - POSITIONAL
+    for name in set(fields) & set(own) - PARSED - POSITIONAL:
+        default = fields[name].default
+        empty = default is dataclasses.MISSING
+        assert own[name].default == (inspect.Parameter.empty if empty else default), name
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda function: function.__qualname__)
@@ -127,7 +184,13 @@ def test_what_python_itself_refuses_stays_its_own() -> None:
         patchloom.train()
 
 
+@pytest.mark.parametrize(("old", "new"), [("evaluate_runs", "evaluate"), ("load_translator", "load")])
+def test_old_names_work_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"patchloom.{new}$"):
+        assert callable(getattr(patchloom, old))
+    assert old not in patchloom.__all__
+
+
 def test_evaluate_has_the_name_of_its_verb() -> None:
-    assert patchloom.evaluate is patchloom.evaluate_runs
     with refused(UsageError, "gone"):
         patchloom.evaluate("gone")

@@ -62,11 +62,11 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
 
     evaluated = command(("evaluate", "run", "dots:10", "--json"), monkeypatch, capsys)
     assert json.loads(evaluated.output)["run"]["off_by"] == pytest.approx(off_by, abs=0.01)
-    rejected = command(("evaluate", "run", "dots:10", "--knn", "5"), monkeypatch, capsys)
+    rejected = command(("probe", "run", "dots:10", "--knn", "5"), monkeypatch, capsys)
     assert rejected.code == 2
     assert "--knn" in rejected.errors
 
-    reported = command(("report", "run", "--out", "page.html"), monkeypatch, capsys)
+    reported = command(("report", "run", "--page", "page.html"), monkeypatch, capsys)
     assert reported.code == 0, reported.errors
     page = (counting / "page.html").read_text()
     assert all(words in page for words in ("Dots that were counted", "off by, in dots", "Off by, dots", "hidden"))

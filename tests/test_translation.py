@@ -179,7 +179,7 @@ def test_a_dry_run_writes_nothing(tmp_path) -> None:
 def test_a_time_limit_in_the_first_epoch(tmp_path) -> None:
     result = run_training(settings(tmp_path, stop_after="0.001s"), say=str)
     assert result.outcome.ended == "time limit"
-    assert patchloom.load_translator(tmp_path, device="cpu").source == "en"
+    assert patchloom.load(tmp_path, device="cpu").source == "en"
 
 
 def write(folder, **sides) -> str:
@@ -263,7 +263,7 @@ def test_a_changed_vocabulary_is_refused(tmp_path) -> None:
     other = Vocabulary.train(WORDS, 300)
     (tmp_path / "vocabulary.model").write_bytes(other.to_bytes())
     for attempt in (
-        lambda: patchloom.load_translator(tmp_path, device="cpu"),
+        lambda: patchloom.load(tmp_path, device="cpu"),
         lambda: run_training(settings(tmp_path, epochs=2), say=str),
     ):
         with refused(CheckpointError, "vocabulary.model"):
@@ -274,5 +274,5 @@ def test_a_changed_vocabulary_is_refused(tmp_path) -> None:
 def test_numbers_are_learned(tmp_path) -> None:
     """The first try of docs/translation.md."""
     run_training(TrainingSettings(data="numbers", recipe="translation_tiny", out=str(tmp_path), device="cpu"), say=str)
-    judged = evaluate_text(patchloom.load_translator(tmp_path, device="cpu"), "numbers")["test"]
+    judged = evaluate_text(patchloom.load(tmp_path, device="cpu"), "numbers")["test"]
     assert judged.scores.exact > 90

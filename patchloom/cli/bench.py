@@ -1,73 +1,73 @@
-"""`patchloom bench NAME…`: parameters, multiply-adds, throughput and peak memory, measured here and now."""
+"""`patchloom bench NAME…`: parameters, multiply-adds, throughput and peak memory, measured on this machine."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
-import typer
-
-from patchloom.cli.verb import completed
-
-if TYPE_CHECKING:
-    from torch import nn
+from patchloom.cli.options import Device, Json, parse_counts
+from patchloom.options import Argument, Option
 
 
-def bench(
-    names: Annotated[
-        list[str],
-        typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.", autocompletion=completed("model")),
-    ],
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
-    size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
-    batch: Annotated[str, typer.Option(help="Batch sizes tried; the fastest is reported.")] = "1,4,16,64",
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision.")] = "float32",
-    absorb: Annotated[bool, typer.Option(help="Also measure each network with its affine parts absorbed.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of `patchloom bench`."""
+
+    names: Annotated[list[str], Argument("Names or patterns; 'timm:NAME' is a network of timm.", complete="model")]
+    device: Device = "auto"
+    size: Annotated[int, Option("Image size in pixels.")] = 224
+    batches: Annotated[str, Option("Batch sizes to try; the fastest is reported.", metavar="N,…")] = "1,4,16,64"
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option("Precision.")] = "float32"
+    absorb: Annotated[bool, Option("Also measure each network with its affine parts absorbed.")] = False
+    compiled: Annotated[bool, Option("Measure under torch.compile.", name="compile")] = False
     memory: Annotated[
         str | None,
-        typer.Option(help="Measure peak memory at these image sizes instead: 224,384,512; at the first of --batch."),
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds per network and batch size.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """Measure networks side by side: they take turns, so noise hits all alike."""
-    import torch
+        Option(
+            "Measure peak memory at these image sizes instead, at the first batch size: 224,384,512.", metavar="N,…"
+        ),
+    ] = None
+    seconds: Annotated[float, Option("Seconds per network and batch size.")] = 2.0
+    as_json: Json = False
 
-    from patchloom.cli.output import print_json
-    from patchloom.cli.table import mebibytes, print_table, whole_numbers
-    from patchloom.machine import resolve_device
-    from patchloom.models.absorb import absorb as absorbed
-    from patchloom.models.cost import cost, human, measure
-    from patchloom.models.network import Network
 
-    batch_sizes = whole_numbers("--batch", batch, "1,16,64")
-    device = resolve_device(device)
-    if memory is not None:
-        sizes = whole_numbers("--memory", memory, "224,384,512")
-        _print_memory(names, sizes, batch_sizes[0], device, dtype, as_json)
+def bench(options: BenchOptions) -> None:
+    """Measure networks side by side. They take turns, so that noise affects all of them alike."""
+    from patchloom.models.bench import bench as measure_networks
+    from patchloom.models.bench import bench_memory
+
+    batches = parse_counts("--batches", options.batches, "1,16,64")
+    shared: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
+    if options.memory is not None:
+        sizes = parse_counts("--memory", options.memory, "224,384,512")
+        peaks = bench_memory(_expand(options.names), sizes, batch=batches[0], **shared)
+        _print_memory(peaks, sizes, batches[0], options)
         return
-    networks: dict[str, nn.Module] = {}
-    for name in names:
-        for label, network in _networks(name, size):
-            networks[label] = network.eval()
-            if absorb and isinstance(network, Network):
-                networks[f"{label} absorbed"] = absorbed(network)
-    costs = {label: cost(network, size) for label, network in networks.items()}
-    if compiled:
-        networks = {label: torch.compile(network) for label, network in networks.items()}  # type: ignore[misc]
-    speeds = measure(
-        networks,
-        device=device,
-        dtype=getattr(torch, dtype),
-        image_size=size,
-        batch_sizes=batch_sizes,
-        seconds=seconds,
+    rows = measure_networks(
+        _expand(options.names),
+        size=options.size,
+        batches=batches,
+        absorb=options.absorb,
+        compile=options.compiled,
+        seconds=options.seconds,
+        **shared,
     )
-    rows: list[dict[str, Any]] = [
-        {"model": label, **asdict(costs[label]), **asdict(speeds[label])} for label in networks
-    ]
-    if as_json:
+    _print_rows([{"model": row.model, **asdict(row.cost), **asdict(row.speed)} for row in rows], options)
+
+
+def _expand(names: list[str]) -> list[str]:
+    """Return the networks that names and patterns match."""
+    from patchloom.cli.models import matching
+
+    return [known for name in names for known in ([name] if name.startswith("timm:") else matching([name]))]
+
+
+def _print_rows(rows: list[dict[str, Any]], options: BenchOptions) -> None:
+    from patchloom.cli.output import print_json
+    from patchloom.cli.table import mebibytes, print_table
+    from patchloom.models.cost import human
+
+    if options.as_json:
         print_json(rows)
         return
+    compiled = ", compiled" if options.compiled else ""
     print_table(
         ["model", "#parameters", "#multiply-adds", "#images/s", "#at batch", "#peak memory"],
         [
@@ -75,56 +75,30 @@ def bench(
                 r["model"],
                 human(r["parameters"]),
                 human(r["multiply_adds"]),
-                f"{r['images_per_second']:.1f}",
+                f"{r['images_per_second']:,.1f}",
                 str(r["batch_size"]),
                 mebibytes(r["peak_mem_mib"]),
             )
             for r in rows
         ],
-        title=f"forward, {size}×{size}, {dtype}, {rows[0]['device']}{', compiled' if compiled else ''}",
+        title=f"forward, {options.size}×{options.size}, {options.dtype}, {rows[0]['device']}{compiled}",
     )
 
 
-def _print_memory(names: list[str], sizes: list[int], batch: int, device: str, dtype: str, as_json: bool) -> None:
-    """Peak memory against image size: thesis figure 5.3."""
-    import torch
-
+def _print_memory(
+    peaks: dict[str, dict[int, float | None]], sizes: list[int], batch: int, options: BenchOptions
+) -> None:
+    """Print peak memory against image size, as in figure 5.3 of the thesis."""
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table
-    from patchloom.models.peak_memory import memory_by_size
+    from patchloom.machine import resolve_device
 
-    found: dict[str, dict[int, float | None]] = {}
-    for name in names:
-        for label, _ in _networks(name, sizes[0]):
-
-            def make(size: int, label: str = label) -> "nn.Module":
-                return _networks(label, size)[0][1]
-
-            found[label] = memory_by_size(make, sizes, batch=batch, device=device, dtype=getattr(torch, dtype))
-    if as_json:
-        print_json({"batch": batch, "device": device, "dtype": dtype, "peak_mem_mib": found})
+    device = resolve_device(options.device)
+    if options.as_json:
+        print_json({"batch": batch, "device": device, "dtype": options.dtype, "peak_mem_mib": peaks})
         return
     print_table(
         ["model", *(f"#{size}" for size in sizes)],
-        [(label, *(mebibytes(of[size]) for size in sizes)) for label, of in found.items()],
-        title=f"peak memory of inference by image size, batch {batch}, {dtype}, {device}",
+        [(name, *(mebibytes(of[size]) for size in sizes)) for name, of in peaks.items()],
+        title=f"peak memory of inference by image size, batch {batch}, {options.dtype}, {device}",
     )
-
-
-def _networks(name: str, size: int) -> "list[tuple[str, nn.Module]]":
-    from patchloom.cli.models import matching
-    from patchloom.models.registry import create_model
-
-    if not name.startswith("timm:"):
-        return [(found, create_model(found, image_size=size)) for found in matching([name])]
-    import timm
-
-    from patchloom_runtime.errors import UsageError, nearest
-
-    short = name.removeprefix("timm:")
-    if not timm.is_model(short):
-        raise UsageError(f"timm has no network {short!r}.{nearest(short, timm.list_models())}")
-    try:
-        return [(name, timm.create_model(short, img_size=size))]
-    except TypeError:  # a network for any size
-        return [(name, timm.create_model(short))]

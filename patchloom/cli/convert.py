@@ -1,108 +1,90 @@
-"""`patchloom convert`: weights that others trained as a run, and a run's weights for their code."""
+"""`patchloom convert`: third-party weights as a run, and a run's weights for other libraries."""
 
+import dataclasses
+import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from patchloom.cli.verb import completed
+from patchloom.cli.options import Json
+from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.runs.convert import ConversionSummary
 
 
-def convert(
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of `patchloom convert`."""
+
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE|RUN",
-            help="A .safetensors, .pth or .npz file of weights; with --to, a run.",
-            autocompletion=completed("run"),
-        ),
-    ],
-    out: Annotated[str, typer.Option(help="The run's folder; with --to the file, .safetensors, .pth or .npz.")],
+        Argument("Weights file (.safetensors, .pth or .npz); with --to, a run.", metavar="FILE|RUN", complete="run"),
+    ]
+    out: Annotated[str, Option("Run folder to write; with --to, the file (.safetensors, .pth or .npz).")]
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="The network of the file: a name, timm:NAME or torchvision:NAME.", autocompletion=completed("model")
-        ),
-    ] = None,
+        str | None, Option("Network of the file: a name, timm:NAME or torchvision:NAME.", complete="model")
+    ] = None
     labels: Annotated[
         str | None,
-        typer.Option(help="File of class names, one per line; by default ImageNet's for 1,000 classes, else numbers."),
-    ] = None,
-    to: Annotated[str | None, typer.Option(help="Whose names the weights get: timm, authors or torchvision.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """Turn a file of weights, in anybody's layout, into a run; with --to, a run into a file for timm or the authors.
+        Option("File of class names, one per line. Default: ImageNet's for 1,000 classes, else numbers."),
+    ] = None
+    to: Annotated[str | None, Option("Target layout: timm, authors or torchvision.")] = None
+    as_json: Json = False
+
+
+def convert(options: ConvertOptions) -> None:
+    """Turn a weights file, in any known layout, into a run; with --to, a run into a file for timm or the authors.
 
     patchloom convert deit_small.pth --model deit_s --out runs/deit
 
     patchloom convert runs/photos --to timm --out photos.safetensors
     """
-    from pathlib import Path
-
     from patchloom.cli.output import print_json
-    from patchloom.runs.config import is_run
-    from patchloom.runs.convert import file_to_run, read_names, run_to_file
-    from patchloom_runtime.errors import UsageError
+    from patchloom.runs.convert import convert as convert_weights
 
-    if to is not None:
-        if model is not None or labels is not None:
-            raise UsageError("--model and --labels are for a file that becomes a run; --to is for a run")
-        made = run_to_file(source, to, Path(out))
-    elif is_run(source):
-        raise UsageError(f"{source} is a run already; --to timm or --to authors makes a file of its weights")
-    elif model is None:
-        raise UsageError(f"say which network {source} is of: --model NAME; `patchloom models` lists them")
+    summary = convert_weights(options.source, options.out, model=options.model, labels=options.labels, to=options.to)
+    if options.as_json:
+        print_json(_as_json(summary, options.out))
     else:
-        made = file_to_run(source, model, Path(out), read_names(labels) if labels else None)
-    if as_json:
-        print_json(_told(made, out))
-    else:
-        _print(made, out, to)
+        _print(summary, options)
 
 
-def _told(made: "ConversionSummary", out: str) -> dict[str, Any]:
-    import dataclasses
-
-    config = made.network.config
+def _as_json(summary: "ConversionSummary", out: str) -> dict[str, Any]:
+    config = summary.network.config
     return {
         "out": out,
         "model": config.name,
         "image_size": config.image_size,
         "classes": config.num_classes,
-        "preprocessing": dataclasses.asdict(made.preprocessing),
-        "use": made.use or None,
-        "notes": made.notes,
+        "preprocessing": dataclasses.asdict(summary.preprocessing),
+        "use": summary.use or None,
+        "notes": summary.notes,
     }
 
 
-def _print(made: "ConversionSummary", out: str, to: str | None) -> None:
-    import shlex
-
+def _print(summary: "ConversionSummary", options: ConvertOptions) -> None:
     from patchloom.cli.output import print_result
     from patchloom_runtime.printable import printable
 
-    config, shown = made.network.config, made.preprocessing
+    config, preprocessing = summary.network.config, summary.preprocessing
     height, width = config.image_size
-    some = f"{', '.join(made.labels[:3])}{' …' if len(made.labels) > 3 else ''}"
+    some = f"{', '.join(summary.labels[:3])}{' …' if len(summary.labels) > 3 else ''}"
     classes = f"{config.num_classes:,} classes ({some})" if config.num_classes else "no classifier"
-    print_result(printable(f"{out}: {config.name} at {height}×{width}, {classes}"))
-    why = f"   (auto: as of {made.as_of})" if made.as_of else ""
+    print_result(printable(f"{options.out}: {config.name} at {height}×{width}, {classes}"))
+    why = f"   (auto: as of {summary.as_of})" if summary.as_of else ""
     print(
-        f"images     mean {_numbers(shown.mean)}, std {_numbers(shown.std)}, a crop of {shown.crop_ratio:g}, "
-        f"{shown.interpolation}{why}"
+        f"images     mean {_numbers(preprocessing.mean)}, std {_numbers(preprocessing.std)}, "
+        f"crop {preprocessing.crop_ratio:g}, {preprocessing.interpolation}{why}"
     )
-    for note in made.notes:
+    for note in summary.notes:
         print(f"note: {note}")
-    if to:
-        print(f"use it as  {made.use}")
+    out = shlex.quote(options.out)
+    if options.to:
+        print(f"use it as  {summary.use}")
     elif config.num_classes:
-        print(
-            f"Next: patchloom predict {shlex.quote(out)} photo.jpg   |   patchloom train DATA --init {shlex.quote(out)}"
-        )
+        print(f"Next: patchloom predict {out} photo.jpg   |   patchloom train DATA --init {out}")
     else:
-        print(f"Next: patchloom index {shlex.quote(out)} photos/ --out photos.index")
+        print(f"Next: patchloom index {out} photos/ --out photos.index")
 
 
 def _numbers(values: tuple[float, ...]) -> str:

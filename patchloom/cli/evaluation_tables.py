@@ -1,87 +1,97 @@
-"""What `patchloom evaluate` says of one run or several, as tables or JSON."""
+"""Tables and JSON of `evaluate`, `compare` and `probe --levels`."""
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from patchloom.cli.output import print_json, shortened
+from patchloom.cli.table import mebibytes, print_table
+
 if TYPE_CHECKING:
+    from patchloom.tasks.classification.levels import LevelEvaluation, LevelEvaluations
     from patchloom.tasks.classification.several_runs import RunEvaluations
 
 WORST_CLASSES = 10
 
 
-def show(found: "RunEvaluations", *, agreement: bool, seeds: bool, costs: bool, device: str, as_json: bool) -> None:
-    """Print the numbers of the runs and what was asked for beside them."""
-    several = len(found.evaluations) > 1
-    comparisons = found.comparisons() if several and not seeds else []
-    tradeoffs = found.tradeoffs(device=device, seconds=1.0) if costs else []
+def print_evaluations(
+    runs: "RunEvaluations",
+    *,
+    agreement: bool = False,
+    seeds: bool = False,
+    cost: bool = False,
+    device: str = "auto",
+    as_json: bool = False,
+) -> None:
+    """Print the numbers of one run or several, and the views of `compare`."""
+    several = len(runs.evaluations) > 1
+    comparisons = runs.comparisons() if several and not seeds else []
+    tradeoffs = runs.tradeoffs(device=device, seconds=1.0) if cost else []
     if as_json:
-        _print_json(found, comparisons, tradeoffs, agreement=agreement, seeds=seeds)
+        print_json(_as_json(runs, comparisons, tradeoffs, agreement=agreement, seeds=seeds))
         return
-    for name, evaluation in found.evaluations.items():
+    for name, evaluation in runs.evaluations.items():
         for note in evaluation.notes:
             print(f"note: {name}: {note}" if several else f"note: {note}")
     if several:
-        _print_runs(found)
+        _print_runs(runs)
     else:
-        _print_one(next(iter(found.evaluations.values())))
+        _print_one(next(iter(runs.evaluations.values())))
     if comparisons:
         _print_comparisons(comparisons)
     if seeds:
-        _print_seeds(found)
+        _print_seeds(runs)
     if agreement:
-        _print_disagreement(found)
+        _print_disagreement(runs)
     if tradeoffs:
         _print_tradeoffs(tradeoffs)
 
 
-def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, agreement: bool, seeds: bool) -> None:
-    from dataclasses import asdict
-
-    from patchloom.cli.output import print_json
-
-    runs = {}
-    for name, evaluation in found.evaluations.items():
+def _as_json(
+    runs: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, agreement: bool, seeds: bool
+) -> dict[str, Any]:
+    values_of = {}
+    for name, evaluation in runs.evaluations.items():
         report = evaluation.report
         per_class = {c: _finite(share) for c, share in zip(report.classes, report.class_accuracy.tolist(), strict=True)}
-        confusion = report.confusion.tolist()
-        runs[name] = {
-            **evaluation.values(), "per_class": per_class, "confusion": confusion, "notes": evaluation.notes,
-        }  # fmt: skip
-    answer: dict[str, Any] = {"runs": runs} if len(runs) > 1 else dict(next(iter(runs.values())))
+        values_of[name] = {
+            **evaluation.values(),
+            "per_class": per_class,
+            "confusion": report.confusion.tolist(),
+            "notes": evaluation.notes,
+        }
+    value: dict[str, Any] = {"runs": values_of} if len(values_of) > 1 else dict(next(iter(values_of.values())))
     if comparisons:
-        answer["comparisons"] = [{"first": c.first, "second": c.second, **dict(c)} for c in comparisons]
+        value["comparisons"] = [{"first": c.first, "second": c.second, **dict(c)} for c in comparisons]
     if seeds:
-        cloud = found.cloud()
-        answer["seeds"] = {
-            "spreads": [asdict(spread) for spread in found.spreads()],
-            "spreads_at_end": [asdict(spread) for spread in found.spreads_at_end()],
-            "top1_by_epoch": {epoch: asdict(spread) for epoch, spread in found.spread_by_epoch().items()},
+        cloud = runs.cloud()
+        value["seeds"] = {
+            "spreads": [asdict(spread) for spread in runs.spreads()],
+            "spreads_at_end": [asdict(spread) for spread in runs.spreads_at_end()],
+            "top1_by_epoch": {epoch: asdict(spread) for epoch, spread in runs.spread_by_epoch().items()},
             "val_and_data": {**asdict(cloud), "correlation": _finite(cloud.correlation)},
-            "differ_in": found.not_only_seeds(),
+            "differ_in": runs.not_only_seeds(),
         }
     if agreement:
-        table = found.disagreement()
-        answer["disagreement"] = {"names": table.names, "shares": table.shares.tolist()}
+        table = runs.disagreement()
+        value["disagreement"] = {"names": table.names, "shares": table.shares.tolist()}
     if tradeoffs:
-        answer["cost"] = [asdict(row) for row in tradeoffs]
-    print_json(answer)
+        value["cost"] = [asdict(row) for row in tradeoffs]
+    return value
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN: the accuracy of a class without images is null."""
+    """Return None for NaN, which JSON lacks: the accuracy of a class without images is null."""
     return value if math.isfinite(value) else None
 
 
 def _print_one(evaluation: Any) -> None:
-    from patchloom.cli.output import shortened
-    from patchloom.cli.table import print_table
-
     numbers, report = evaluation.values(), evaluation.report
     low, high = numbers.pop("top1_low"), numbers.pop("top1_high")
     rows = [
         (
             name,
-            f"{value:.0f}" if name == "images" else f"{value:.2f}",
+            f"{value:,.0f}" if name == "images" else f"{value:.2f}",
             f"{low:.2f} – {high:.2f}" if name == "top1" else "",
         )
         for name, value in numbers.items()
@@ -92,10 +102,8 @@ def _print_one(evaluation: Any) -> None:
     print_table(["worst classes", "#top-1"], [(name, f"{value:.1f}") for value, name in worst])
 
 
-def _print_runs(found: "RunEvaluations") -> None:
-    from patchloom.cli.table import print_table
-
-    values = found.values()
+def _print_runs(runs: "RunEvaluations") -> None:
+    values = runs.values()
     names = [name for name in next(iter(values.values())) if not name.startswith("top1") and name != "images"]
     rows = [
         (
@@ -107,12 +115,10 @@ def _print_runs(found: "RunEvaluations") -> None:
         for run, of in values.items()
     ]
     images = next(iter(values.values()))["images"]
-    print_table(["run", "#top1", "95 %", *(f"#{name}" for name in names)], rows, title=f"{images:.0f} images")
+    print_table(["run", "#top1", "95 %", *(f"#{name}" for name in names)], rows, title=f"{images:,.0f} images")
 
 
 def _print_comparisons(comparisons: Any) -> None:
-    from patchloom.cli.table import print_table
-
     rows = [
         (
             c.first,
@@ -130,23 +136,21 @@ def _print_comparisons(comparisons: Any) -> None:
     print_table(columns, rows, title="pairs, on the same images; significant after Holm's correction at 5 %")
 
 
-def _print_seeds(found: "RunEvaluations") -> None:
-    from patchloom.cli.table import print_table
-
-    if other := found.not_only_seeds():
+def _print_seeds(runs: "RunEvaluations") -> None:
+    if other := runs.not_only_seeds():
         print(f"note: the runs differ in more than the seed: {', '.join(other)}")
     columns = ["#mean", "#std", "#min", "#max"]
 
     def cells(spread: Any) -> list[str]:
         return [f"{value:.2f}" for value in (spread.mean, spread.std, spread.min, spread.max)]
 
-    spreads = found.spreads()
+    spreads = runs.spreads()
     title = f"{spreads[0].runs} runs"
     print_table(["measure", *columns], [(s.name, *cells(s)) for s in spreads], title=title)
-    by_epoch = found.spread_by_epoch()
+    by_epoch = runs.spread_by_epoch()
     rows = [(str(epoch), *cells(spread)) for epoch, spread in by_epoch.items()]
     print_table(["#epoch", *columns], rows, title="top1 on val while training (weights, not their average)")
-    cloud = found.cloud()
+    cloud = runs.cloud()
     if cloud.runs and cloud.first != cloud.second:
         points = zip(cloud.runs, cloud.first, cloud.second, strict=True)
         rows = [(run, f"{first:.2f}", f"{second:.2f}") for run, first, second in points]
@@ -154,16 +158,13 @@ def _print_seeds(found: "RunEvaluations") -> None:
         print_table(["run", "#val", "#here"], rows, title=title)
 
 
-def _print_disagreement(found: "RunEvaluations") -> None:
-    from patchloom.cli.table import print_table
-
-    table = found.disagreement()
+def _print_disagreement(runs: "RunEvaluations") -> None:
+    table = runs.disagreement()
     rows = [(name, *(f"{share:.3f}" for share in row)) for name, row in zip(table.names, table.shares, strict=True)]
     print_table(["", *(f"#{name}" for name in table.names)], rows, title="share of images decided differently")
 
 
 def _print_tradeoffs(tradeoffs: Any) -> None:
-    from patchloom.cli.table import mebibytes, print_table
     from patchloom.models.cost import human
 
     rows = [
@@ -180,3 +181,73 @@ def _print_tradeoffs(tradeoffs: Any) -> None:
     ]
     columns = ["run", "#top-1", "#images/s", "#at batch", "#multiply-adds", "#parameters", "#peak memory"]
     print_table(columns, rows, title=f"accuracy and cost, measured on {tradeoffs[0].device}")
+
+
+def print_levels(levels: "LevelEvaluations", *, as_json: bool) -> None:
+    """Print every number of each run; for several runs also a table of test level by train level per measure."""
+    from patchloom.tasks.classification.levels import MEASURES
+
+    if as_json:
+        runs = {
+            name: {"trained_level": run.trained_level, "neighbours": run.neighbours, **run.values}
+            for name, run in levels.runs.items()
+        }
+        tables = {measure: levels.table(measure) for measure in MEASURES}
+        print_json({"levels": levels.levels, "runs": runs, "tables": tables, "notes": levels.notes})
+        return
+    for note in levels.notes:
+        print(f"note: {note}")
+    for name, run in levels.runs.items():
+        _print_run_levels(levels, run, name)
+    if len(levels.runs) > 1:
+        for measure, title in MEASURES.items():
+            _print_level_table(levels, measure, title)
+        print(
+            "* evaluated at the level it was trained at; finer levels below are coarse-to-fine, coarser fine-to-coarse"
+        )
+
+
+def _print_run_levels(levels: "LevelEvaluations", run: "LevelEvaluation", name: str) -> None:
+    """Print a table with a row per measure and a column per level."""
+    ends = {level: "" if level == list(levels.levels)[-1] else f"_{level}" for level in levels.levels}
+    of_levels = {
+        level: {key.removesuffix(end): value for key, value in run.values.items() if _level_of(key, ends) == level}
+        for level, end in ends.items()
+    }
+    trained = f"trained at level {run.trained_level}" if run.trained_level else "trained at no level of these data"
+    names = dict.fromkeys(key for values in reversed(of_levels.values()) for key in values)
+    print_table(
+        ["measure", *(f"#{level} ({count})" for level, count in levels.levels.items())],
+        [
+            (key, *(_cell(key, of_levels[level]) for level in levels.levels))
+            for key in names
+            if not key.startswith("separability")
+        ],
+        title=f"{name}: {trained}; k = {run.neighbours}, chosen within train",
+    )
+    apart = [(key, f"{value:.2f}") for key, value in run.values.items() if key.startswith("separability")]
+    if apart:
+        print_table(["random halves of its classes", "#value"], apart)
+
+
+def _level_of(key: str, ends: dict[str, str]) -> str:
+    """Return the level of a number: the one with the longest ending that its name has."""
+    return max((level for level, end in ends.items() if key.endswith(end)), key=lambda level: len(ends[level]))
+
+
+def _cell(key: str, values: dict[str, float]) -> str:
+    if key not in values:
+        return "–"
+    return f"{values[key]:.0f}" if key == "map_queries" else f"{values[key]:.2f}"
+
+
+def _print_level_table(levels: "LevelEvaluations", measure: str, title: str) -> None:
+    rows = [
+        (
+            f"{level} ({levels.levels[level]})",
+            *(f"{value:.2f}{'*' if levels.runs[name].trained_level == level else ' '}" for name, value in of.items()),
+        )
+        for level, of in levels.table(measure).items()
+    ]
+    columns = [f"#{name} ({run.trained_level or 'no level'})" for name, run in levels.runs.items()]
+    print_table(["evaluated at", *columns], rows, title=f"{title}, %; columns by the level trained at, coarse to fine")

@@ -1,61 +1,60 @@
-"""`patchloom export RUN --out PATH`: a run as something that answers without patchloom, compared with the run."""
+"""`patchloom export RUN --out PATH`: a run in a form that needs no patchloom, compared with the run."""
 
 import shlex
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from patchloom.cli.verb import completed
+from patchloom.cli.options import DryRun, Json, keywords
+from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.exporters.artifact import Exported
     from patchloom.exporters.single_page.page import Page
 
-COMPARED = "How it is compared"
+COMPARISON = "Comparison with the run"
 
 
-def export(
-    run: Annotated[
-        str,
-        typer.Argument(help="A run: classes, vectors, masks, objects, translations.", autocompletion=completed("run")),
-    ],
-    out: Annotated[str, typer.Option(help="Artifact folder, such as photos-onnx; or a page, such as page.html.")],
-    to: Annotated[
-        str | None, typer.Option(help="onnx (by default), torch, openvino; or html, one page that runs by itself.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Images to compare on; by default those of the run.")] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the run's).")] = None,
-    half: Annotated[bool, typer.Option("--half", help="float16 weights and sums.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `patchloom export`."""
+
+    run: Annotated[str, Argument("Run folder of any task, or published weights.", complete="run")]
+    out: Annotated[str, Option("Artifact folder, such as photos-onnx; or a page, such as page.html.")]
+    to: Annotated[str | None, Option("onnx (default), torch or openvino; or html, one page that runs by itself.")] = (
+        None
+    )
+    data: Annotated[str | None, Option("Images to compare on. Default: those of the run.")] = None
+    size: Annotated[int | None, Option("Image size in pixels. Default: the run's.")] = None
+    half: Annotated[bool, Option("Use float16 weights and arithmetic.")] = False
     int8: Annotated[
-        bool,
-        typer.Option("--int8", help="Calibrate on images; keep it if it is faster here and loses little."),
-    ] = False,
-    allowed_loss: Annotated[float | None, typer.Option(help="Points of accuracy that int8 may lose; 1.")] = None,
-    packed: Annotated[
-        bool, typer.Option("--packed", help="Compressed without loss: zeros that prune left take no room.")
-    ] = False,
+        bool, Option("Quantize to int8 with calibration images, if that is faster here and loses little.")
+    ] = False
+    allowed_loss: Annotated[float | None, Option("Points of accuracy that int8 may lose. Default: 1.")] = None
+    packed: Annotated[bool, Option("Compress the weights without loss: zeros left by `prune` take no space.")] = False
+    dry_run: DryRun = False
     split: Annotated[
         str | None,
-        typer.Option(
-            help="train, val, test or all; by default val, or what the run held out.", rich_help_panel=COMPARED
-        ),
-    ] = None,
+        Option("train, val, test or all. Default: val, or the images the run held out.", panel=COMPARISON),
+    ] = None
     images: Annotated[
-        int | None, typer.Option(help="Most that are compared; 1000, of a detector 100.", rich_help_panel=COMPARED)
-    ] = None,
+        int | None, Option("Largest number of images to compare. Default: 1,000; detectors: 100.", panel=COMPARISON)
+    ] = None
     calibration: Annotated[
-        int | None, typer.Option(help="Images of train that --int8 is calibrated on; 128.", rich_help_panel=COMPARED)
-    ] = None,
+        int | None, Option("Training images that --int8 is calibrated on. Default: 128.", panel=COMPARISON)
+    ] = None
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            help="Largest difference from the run, as a share of its largest output; 1e-4, with --half 3e-2.",
-            rich_help_panel=COMPARED,
+        Option(
+            "Largest difference from the run, as a share of its largest output. Default: 1e-4, with --half 3e-2.",
+            panel=COMPARISON,
         ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """Write a run as a folder that answers without patchloom, and compare both on real images; or as one HTML page.
+    ] = None
+    as_json: Json = False
+
+
+def export(options: ExportOptions) -> None:
+    """Write a run as an artifact that needs no patchloom, and compare both on real images; or as one HTML page.
 
     patchloom export runs/photos --out photos-onnx
 
@@ -65,53 +64,65 @@ def export(
     """
     from patchloom.cli.output import print_json
     from patchloom.exporters.artifact import Exported
-    from patchloom.tasks.export import export as write
+    from patchloom.tasks.export import export as export_run
 
-    done = write(
-        run,
-        out,
-        to=to,
-        data=data,
-        split=split,
-        size=size,
-        half=half,
-        int8=int8,
-        allowed_loss=allowed_loss,
-        tolerance=tolerance,
-        images=images,
-        calibration=calibration,
-        packed=packed,
-    )
-    if as_json:
-        print_json(done.to_dict())
-    elif isinstance(done, Exported):
-        _show(done)
+    if options.dry_run:
+        _print_plan(options)
+        return
+    exported = export_run(**keywords(options, "dry_run"))
+    if options.as_json:
+        print_json(exported.to_dict())
+    elif isinstance(exported, Exported):
+        _print(exported)
     else:
-        _show_page(done)
+        _print_page(exported)
 
 
-def _show(done: "Exported") -> None:
+def _print_plan(options: ExportOptions) -> None:
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.exporters.artifact import artifact_folder
+    from patchloom.exporters.formats import PageFormat, format_for, format_named
+    from patchloom.runs.config import read_config
+    from patchloom.runs.folders import refuse_taken
+    from patchloom.runs.locate import run_folder
+
+    form = format_named(options.to or format_for(options.out))
+    form.check_installed()
+    is_page = isinstance(form, PageFormat)
+    out = options.out if is_page else artifact_folder(options.out)
+    if not is_page:
+        refuse_taken(Path(out))
+    network = read_config(run_folder(options.run)).get("model", {}).get("name", "network")
+    precision = "float16" if options.half else "int8" if options.int8 else "float32"
+    if options.as_json:
+        print_json({"folder": out, "to": form.name, "precision": precision})
+        return
+    print_result(f"{options.run} ({network}) would be written as {form.name}, {precision}, to {out}")
+    print("Nothing was written.   Next: the same command without --dry-run")
+
+
+def _print(exported: "Exported") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
     from patchloom.exporters.parity import columns
     from patchloom_runtime.printable import printable
 
-    for note in done.notes:
+    for note in exported.notes:
         print(printable(f"note: {note}"))
-    rows = [row.cells() for row in done.rows]
-    print_table(
-        columns(done.measure, done.compared), rows, title=f"on {done.images:,} {done.compared}, on this machine"
-    )
-    print_result(printable(str(done.folder)))
-    place = printable(repr(str(done.folder)))
-    print(f"Next: patchloom predict {shlex.quote(str(done.folder))} IMAGE…   |   in Python: patchloom.load({place})")
+    rows = [row.cells() for row in exported.rows]
+    title = f"on {exported.images:,} {exported.compared}, on this machine"
+    print_table(columns(exported.measure, exported.compared), rows, title=title)
+    print_result(printable(str(exported.folder)))
+    place = printable(repr(str(exported.folder)))
+    folder = shlex.quote(str(exported.folder))
+    print(f"Next: patchloom predict {folder} IMAGE…   |   in Python: patchloom.load({place})")
 
 
-def _show_page(page: "Page") -> None:
+def _print_page(page: "Page") -> None:
     from patchloom.cli.output import print_result
     from patchloom_runtime.printable import printable
 
-    shows = "classes and a map of what speaks for each" if page.map else "classes"
-    draws = ", and paper to draw on" if page.draws else ""
-    print(f"{page.size / 1e6:.1f} MB, weights in {page.weights}; it shows {shows}{draws}")
+    content = "classes and a map of the evidence for each" if page.map else "classes"
+    canvas = ", and a canvas to draw on" if page.draws else ""
+    print(f"{page.size / 1e6:.1f} MB, weights in {page.weights}; it shows {content}{canvas}")
     print_result(printable(str(page.path)))

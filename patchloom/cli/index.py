@@ -1,78 +1,113 @@
-"""`patchloom index RUN IMAGES… --out INDEX`: a collection to search by pictures."""
+"""`patchloom index RUN IMAGES… --out INDEX`: a collection of images that can be searched by image."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from patchloom.cli.reading_options import reads_data
-from patchloom.cli.verb import completed
+from patchloom.cli.options import Batch, Device, DryRun, Json, Trunk, Without, Workers, keywords
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.data.reading import Reading
+    from patchloom.inference.index_build import BuildSummary
 
 
-@reads_data(leave_out=["images", "masks", "boxes", "ignore", "names", "without", "val"])
-def index(
-    run: Annotated[
-        str, typer.Argument(help="Folder of a run, resmlp_s12:in1k, or hub:user/name.", autocompletion=completed("run"))
-    ],
-    images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
-    out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
-    reading: "Reading",
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
-    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
-    exact: Annotated[bool, typer.Option("--exact", help="Beyond a million files too: no faiss.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Drop files that are gone from these folders.")] = False,
-    trunk: Annotated[
-        bool, typer.Option("--trunk", help="By the vectors before the projector, where the run has one.")
-    ] = False,
-    level: Annotated[
-        str | None, typer.Option(help="Level at which labels are shown; that of the run by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
-) -> None:
-    """Embed images for `patchloom search`; the same command resumes after a stop, or adds what is new or changed."""
-    from patchloom.cli.output import print_json, print_result
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions:
+    """Options of `patchloom index`."""
+
+    model: Annotated[str, Argument("Run folder, resmlp_s12:in1k, or hub:user/name.", metavar="RUN", complete="run")]
+    images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
+    out: Annotated[str, Option("Index folder. New images are added if it exists.")]
+    device: Device = "auto"
+    exact: Annotated[bool, Option("Search exactly, without faiss, also beyond a million files.")] = False
+    prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
+    trunk: Trunk = False
+    level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
+    dry_run: DryRun = False
+    reading: Annotated[Reading, Without(("images", "masks", "boxes", "ignore", "names", "without", "val"))] = AS_IT_IS
+    batch: Batch = 64
+    workers: Workers = 0
+    as_json: Json = False
+
+
+def index(options: IndexOptions) -> None:
+    """Embed images for `patchloom search`. The same command resumes, or adds new and changed files."""
+    from patchloom.cli.output import print_json
     from patchloom.data.checking.scan import scan_bar
-    from patchloom.data.labels.taxonomy import FINEST
-    from patchloom.inference.index_build import index as build
+    from patchloom.inference.index_build import index as build_index
 
-    with scan_bar(what="embedding") as progress:
-        built = build(
-            run,
-            images,
-            out=out,
-            batch=batch,
-            workers=workers,
-            device=device,
-            exact=exact,
-            prune=prune,
-            trunk=trunk,
-            reading=reading,
-            level=level,
-            progress=progress,
-        )
-    about = built.index.about
-    levels = {name or FINEST: len(about.labels_at(name)) for name in ("", *about.levels)}
-    if as_json:
-        counts = {"files": len(about), "embedded": built.embedded, "unchanged": built.unchanged}
-        counts |= {"gone": built.gone}
-        told = {
-            "labels": built.index.labels,
-            "level": about.level or FINEST,
-            "levels": levels,
-            "exact": about.exact,
-            "unreadable": list(built.unreadable.values()),
-        }
-        print_json({"index": out} | counts | told)
+    if options.dry_run:
+        _print_plan(options)
         return
+    with scan_bar(what="embedding") as progress:
+        built = build_index(progress=progress, **keywords(options, "dry_run"))
+    if options.as_json:
+        print_json(_as_json(built, options.out))
+    else:
+        _print(built, options)
+
+
+def _print_plan(options: IndexOptions) -> None:
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.inference.classifier import load
+    from patchloom.inference.index_build import collect
+    from patchloom.inference.index_files import FILE, read_about
+    from patchloom_runtime.errors import UsageError
+
+    if missing := [path for path in options.images if not Path(path).exists()]:
+        raise UsageError(f"{missing[0]}: no such file or folder")
+    classifier = load(options.model, device=options.device)
+    files = collect(options.images, classifier, reading=options.reading, level=options.level).files
+    folder = Path(options.out)
+    before = len(read_about(folder)) if (folder / FILE).is_file() else 0
+    if options.as_json:
+        print_json({"index": options.out, "images": len(files), "files_before": before})
+        return
+    print_result(f"{len(files):,} image files would be embedded by {options.model} into {options.out}")
+    if before:
+        print_result(f"{options.out} already holds {before:,} files; those that did not change are skipped")
+    print("Nothing was written.   Next: the same command without --dry-run")
+
+
+def _as_json(built: "BuildSummary", out: str) -> dict[str, Any]:
+    from patchloom.data.labels.taxonomy import FINEST
+
+    about = built.index.about
+    return {
+        "index": out,
+        "files": len(about),
+        "embedded": built.embedded,
+        "unchanged": built.unchanged,
+        "gone": built.gone,
+        "labels": built.index.labels,
+        "level": about.level or FINEST,
+        "levels": _levels(built),
+        "exact": about.exact,
+        "unreadable": list(built.unreadable.values()),
+    }
+
+
+def _levels(built: "BuildSummary") -> dict[str, int]:
+    """Return the number of labels at each level."""
+    from patchloom.data.labels.taxonomy import FINEST
+
+    about = built.index.about
+    return {name or FINEST: len(about.labels_at(name)) for name in ("", *about.levels)}
+
+
+def _print(built: "BuildSummary", options: IndexOptions) -> None:
+    from patchloom.cli.output import print_result
+    from patchloom.data.labels.taxonomy import FINEST
+
+    about = built.index.about
     for fault in built.unreadable.values():
         print_result(f"left out: {fault}")
-    how = "exact search" if about.exact else "search by faiss, approximate"
+    method = "exact search" if about.exact else "approximate search by faiss"
     labels = f", {len(built.index.labels):,} labels" if about.labels else ""
     if about.levels:
-        labels += f" at level {about.level or FINEST} (of {', '.join(f'{name}: {n:,}' for name, n in levels.items())})"
-    gone = f", {built.gone:,} gone" if prune else ""
+        counts = ", ".join(f"{name}: {count:,}" for name, count in _levels(built).items())
+        labels += f" at level {about.level or FINEST} (of {counts})"
+    gone = f", {built.gone:,} gone" if options.prune else ""
     print_result(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged{gone}")
-    print_result(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")
+    print_result(f"{options.out}: {len(about):,} files{labels}, vectors of {about.dimension}, {method}")

@@ -1,29 +1,30 @@
-"""`patchloom models [NAME…]`: which networks there are, what they cost, which options they take."""
+"""`patchloom models [NAME…]`: the networks, their cost and their options."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from patchloom.cli.verb import completed
+from patchloom.cli.options import Json
+from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.models.pretrained.table import Weights
 
 
-def models(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names or patterns, such as 'cait_*'.", autocompletion=completed("model")),
-    ] = None,
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="List the weights that were published, instead of the networks.")
-    ] = False,
-    size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """List the networks; with names, their multiply-adds, options and published weights too."""
-    if pretrained:
-        _list_weights(matching(names), as_json=as_json)
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Options of `patchloom models`."""
+
+    names: Annotated[list[str] | None, Argument("Names or patterns, such as 'cait_*'.", complete="model")] = None
+    pretrained: Annotated[bool, Option("List published weights instead of networks.")] = False
+    size: Annotated[int, Option("Image size in pixels.")] = 224
+    as_json: Json = False
+
+
+def models(options: ModelsOptions) -> None:
+    """List the networks; with names, also their multiply-adds, options and published weights."""
+    names, size = options.names, options.size
+    if options.pretrained:
+        _list_weights(matching(names), as_json=options.as_json)
         return
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
@@ -31,13 +32,13 @@ def models(
 
     rows = [_row(name, size, with_cost=bool(names)) for name in matching(names)]
     single = rows[0]["model"] if len(rows) == 1 else None
-    if as_json:
+    if options.as_json:
         if single:
             from patchloom.models.pretrained.table import published
             from patchloom.models.registry import default_options
 
             rows[0]["options"] = default_options(single)
-            rows[0]["weights"] = [_told(weights) for weights in published(single)]
+            rows[0]["weights"] = [_weights_as_json(weights) for weights in published(single)]
         print_json(rows)
         return
     columns = ["model", "family", "#parameters"] + (["#multiply-adds"] if names else [])
@@ -47,7 +48,7 @@ def models(
             (r["model"], r["family"], human(r["parameters"]), *([human(r["multiply_adds"])] if names else []))
             for r in rows
         ],
-        title=f"{len(rows)} networks at {size}×{size}, 1000 classes" if not single else None,
+        title=f"{len(rows)} networks at {size}×{size}, 1,000 classes" if not single else None,
     )
     if single:
         _print_options(single)
@@ -60,7 +61,7 @@ def models(
 
 
 def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
-    """What is known of a network, counted where the size is not that of the catalogue."""
+    """Return the row of a network from the catalog, or counted if the size is another."""
     from patchloom.models.catalog import CATALOG, IMAGE_SIZE
 
     family, parameters, multiply_adds = CATALOG[name]
@@ -77,8 +78,8 @@ def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
     return row | ({"multiply_adds": multiply_adds} if with_cost else {})
 
 
-def _told(weights: "Weights") -> dict[str, Any]:
-    """A row of the table of published weights for machines."""
+def _weights_as_json(weights: "Weights") -> dict[str, Any]:
+    """Return the JSON form of a row of published weights."""
     return {
         "name": weights.name,
         "model": weights.variant,
@@ -105,11 +106,11 @@ def _list_weights(names: list[str], *, as_json: bool) -> None:
     from patchloom.cli.output import print_json
     from patchloom.models.pretrained.table import published
 
-    found = [weights for name in names for weights in published(name)]
+    rows = [weights for name in names for weights in published(name)]
     if as_json:
-        print_json([_told(weights) for weights in found])
+        print_json([_weights_as_json(weights) for weights in rows])
         return
-    _print_table(found)
+    _print_table(rows)
     print("Next: patchloom predict resmlp_s12:in1k photo.jpg   |   patchloom train DATA --init resmlp_s12:in1k")
 
 
@@ -117,22 +118,22 @@ def _print_weights(name: str) -> None:
     from patchloom.cli.output import print_result
     from patchloom.models.pretrained.table import published
 
-    found = published(name)
-    if not found:
-        print_result(f"Nobody has published weights of {name}.")
+    rows = published(name)
+    if not rows:
+        print_result(f"There are no published weights of {name}.")
         return
-    _print_table(found)
-    for weights in found:
+    _print_table(rows)
+    for weights in rows:
         places = "  ".join(filter(None, (weights.url, weights.hub and f"huggingface.co/{weights.hub}")))
         print_result(f"{weights.name}  {weights.trained_on}, crop {weights.crop_ratio:g}  {places}")
 
 
-def _print_table(found: "list[Weights]") -> None:
+def _print_table(rows: "list[Weights]") -> None:
     from patchloom.cli.table import print_table
 
     print_table(
-        ["weights", "px", "top-1", "about", "licence"],  # no more, so that names are whole at 80 columns
-        [(w.name, str(w.image_size), w.score or "–", w.size, w.licence or "–") for w in found],
+        ["weights", "px", "top-1", "about", "licence"],  # few columns, so that names fit into 80 characters
+        [(w.name, str(w.image_size), w.score or "–", w.size, w.licence or "–") for w in rows],
     )
 
 
@@ -148,7 +149,7 @@ def _print_options(name: str) -> None:
 
 
 def matching(names: list[str] | None) -> list[str]:
-    """The networks that names or patterns mean; one that means none is an error that says what is near."""
+    """Return the networks that names or patterns match. One that matches none is an error with the nearest names."""
     import fnmatch
 
     from patchloom.models.catalog import CATALOG
@@ -156,8 +157,8 @@ def matching(names: list[str] | None) -> list[str]:
 
     chosen: list[str] = []
     for name in names or ["*"]:
-        found = [known for known in CATALOG if fnmatch.fnmatchcase(known, name)]
-        if not found:
+        matches = [known for known in CATALOG if fnmatch.fnmatchcase(known, name)]
+        if not matches:
             raise unknown_network(name)
-        chosen += [other for other in found if other not in chosen]
+        chosen += [match for match in matches if match not in chosen]
     return chosen

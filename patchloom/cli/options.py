@@ -7,7 +7,7 @@ A verb is a function of one settings value. `settings_parameters` gives typer th
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -65,13 +65,11 @@ def parse_counts(option: str, text: str, example: str) -> list[int]:
     return numbers
 
 
-def settings_of(function: Callable[..., None]) -> type | None:
+def settings_of(function: Callable[..., None]) -> type:
     """Return the settings class of a verb: the type of its one parameter."""
-    parameters = inspect.signature(function).parameters
-    if len(parameters) != 1:
-        return None
-    settings = get_type_hints(function)[next(iter(parameters))]
-    return settings if is_dataclass(settings) and isinstance(settings, type) else None
+    (name,) = inspect.signature(function).parameters
+    settings: type = get_type_hints(function)[name]
+    return settings
 
 
 def settings_parameters(settings: type) -> list[inspect.Parameter]:
@@ -115,13 +113,13 @@ def spelled(name: str) -> str:
 
 
 def _parameters(settings: type) -> list[tuple[str, Any, Any]]:
-    found: list[tuple[str, Any, Any]] = []
+    parameters: list[tuple[str, Any, Any]] = []
     for field, hint in _hints(settings):
         if (without := _without(hint)) is not None:
-            found += [each for each in _parameters(Reading) if each[0] not in without.names]
+            parameters += [each for each in _parameters(Reading) if each[0] not in without.names]
         elif option := _option(field.name, hint):
-            found.append((field.name, _annotation(field.name, hint, option, field), _default(field)))
-    return found
+            parameters.append((field.name, _annotation(field.name, hint, option, field), _default(field)))
+    return parameters
 
 
 def _hints(settings: type) -> list[tuple[Field[Any], Any]]:

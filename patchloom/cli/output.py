@@ -1,7 +1,7 @@
-"""What a command says, and where: results on stdout, the rest beside them, on stderr, or nowhere.
+"""Where a command prints: results go to stdout, everything else to stdout, stderr or nowhere.
 
-With --json stdout holds one JSON value and everything else goes to stderr; with --quiet only results and errors are
-left. That holds for whatever the stages print, because it is done here, once, around every verb.
+With --json, stdout holds one JSON value and everything else goes to stderr. With --quiet only results and errors are
+printed. Both hold for all that the stages print, because the streams are redirected here, around every verb.
 """
 
 import json
@@ -12,57 +12,57 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from patchloom_runtime.errors import UsageError
+
 
 @dataclass
-class _Manner:
+class _Verbosity:
     quiet: bool = False
     verbose: bool = False
-    stdout: TextIO | None = None  # where results go while `sys.stdout` is turned elsewhere
+    stdout: TextIO | None = None  # the stream of results while `sys.stdout` is redirected
 
 
-_manner = _Manner()
+_verbosity = _Verbosity()
 
 
 def configure(*, quiet: bool = False, verbose: bool = False) -> None:
-    """Say how much is told from now on; what was asked for before stays."""
-    from patchloom_runtime.errors import UsageError
-
-    _manner.quiet, _manner.verbose = _manner.quiet or quiet, _manner.verbose or verbose
-    if _manner.quiet and _manner.verbose:
+    """Set --quiet or --verbose for this command. Options that were set before stay set."""
+    _verbosity.quiet, _verbosity.verbose = _verbosity.quiet or quiet, _verbosity.verbose or verbose
+    if _verbosity.quiet and _verbosity.verbose:
         reset()
         raise UsageError("--quiet and --verbose do not go together; leave one out")
 
 
 def reset() -> None:
-    """Begin a command with nothing asked for."""
-    _manner.quiet = _manner.verbose = False
+    """Clear --quiet and --verbose before the next command."""
+    _verbosity.quiet = _verbosity.verbose = False
 
 
 def is_quiet() -> bool:
-    """Whether only results and errors are wanted."""
-    return _manner.quiet
+    """Return whether only results and errors are printed."""
+    return _verbosity.quiet
 
 
 def is_verbose() -> bool:
-    """Whether tracebacks and everything that is usually shortened are wanted."""
-    return _manner.verbose
+    """Return whether tracebacks and whole lists are printed."""
+    return _verbosity.verbose
 
 
 def shortened(usual: int) -> int | None:
-    """How many of a list are shown: as many as usual, or with --verbose all (None)."""
-    return None if _manner.verbose else usual
+    """Return the number of list items to print: `usual`, or None (all) with --verbose."""
+    return None if _verbosity.verbose else usual
 
 
 @contextmanager
 def only_results(*, as_json: bool) -> Iterator[None]:
-    """Inside, what is printed the ordinary way keeps away from the results where those must stand alone."""
-    if not (as_json or _manner.quiet):
+    """Redirect ordinary prints away from the results, with --json or --quiet."""
+    if not (as_json or _verbosity.quiet):
         yield
         return
     with ExitStack() as stack:
-        _manner.stdout = sys.stdout
-        stack.callback(setattr, _manner, "stdout", None)
-        if _manner.quiet:
+        _verbosity.stdout = sys.stdout
+        stack.callback(setattr, _verbosity, "stdout", None)
+        if _verbosity.quiet:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
@@ -72,27 +72,27 @@ def only_results(*, as_json: bool) -> Iterator[None]:
 
 
 def results() -> TextIO:
-    """The stream of results."""
-    return _manner.stdout or sys.stdout
+    """Return the stream of results."""
+    return _verbosity.stdout or sys.stdout
 
 
 def print_result(text: object) -> None:
-    """A line of what the command was called for."""
+    """Print one line of the result."""
     print(text, file=results(), flush=True)
 
 
 def print_json(value: Any) -> None:
-    """The one JSON value of a command."""
+    """Print the one JSON value of a command."""
     print_result(json.dumps(value, indent=2, ensure_ascii=_is_ascii(results())))
 
 
 def _is_ascii(file: TextIO) -> bool:
-    """Whether a stream might not take every letter; JSON has a way to write those."""
+    """Return whether a stream may refuse some characters, so that JSON must escape them."""
     return (file.encoding or "").lower().replace("-", "") != "utf8"
 
 
 class JsonList:
-    """A JSON list that is written item by item, each on a line of its own, so that it may be long or come slowly."""
+    """A JSON list that is written item by item, one per line, so that it may be long or arrive slowly."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file, self._begun = file or results(), False
@@ -103,5 +103,5 @@ class JsonList:
         print(f"{mark}{json.dumps(item, ensure_ascii=_is_ascii(self._file))}", file=self._file, flush=True)
 
     def close(self) -> None:
-        """Write the end. After an error it is left out, so that half a list is not taken for a whole one."""
+        """Write the closing bracket. It is omitted after an error, so that a partial list is not valid JSON."""
         print("]" if self._begun else "[]", file=self._file, flush=True)

@@ -1,38 +1,45 @@
-"""`patchloom prepare wmt14`: official files of a data set into a form that `train` takes."""
+"""`patchloom prepare wmt14`: the old name of examples/prepare_wmt14.py."""
 
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
-import typer
+from patchloom.cli.options import Json
+from patchloom.options import Argument, Option
 
 
-def prepare(
-    name: Annotated[str, typer.Argument(metavar="wmt14", help="Which data set.")],
-    folder: Annotated[str, typer.Argument(help="Where the official archives lie unpacked, in any folders below it.")],
-    pair: Annotated[str, typer.Option(metavar="en-de|en-fr", help="Which languages.")] = "en-de",
-    out: Annotated[str | None, typer.Option(help="A new folder; wmt14-PAIR when left out.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Options of `patchloom prepare`."""
+
+    name: Annotated[str, Argument("Dataset.", metavar="wmt14")]
+    folder: Annotated[str, Argument("Folder with the unpacked official archives.")]
+    pair: Annotated[str, Option("Language pair.", metavar="en-de|en-fr")] = "en-de"
+    out: Annotated[str | None, Option("New folder. Default: wmt14-PAIR.")] = None
     val_every: Annotated[
-        int | None, typer.Option(help="Make every n-th line of train val, instead of the pair's usual val.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """Make train, val and test of the official files of WMT'14, which nothing here downloads."""
-    from dataclasses import asdict
-    from pathlib import Path
+        int | None, Option("Make every N-th line of train val, instead of the pair's usual val.", metavar="N")
+    ] = None
+    as_json: Json = False
 
+
+def prepare(options: PrepareOptions) -> None:
+    """Make train, val and test of the official files of WMT'14, which patchloom does not download."""
     from patchloom.cli.output import print_json, print_result
     from patchloom.data.text.wmt import prepare_wmt14
     from patchloom_runtime.errors import UsageError, nearest
     from patchloom_runtime.printable import printable
 
-    if name != "wmt14":
-        raise UsageError(f"{name!r} is not prepared here; expected wmt14.{nearest(name, ['wmt14'])}")
-    target = Path(out or f"wmt14-{pair}")
-    done = prepare_wmt14(Path(folder), pair, target, val_every=val_every)
-    if as_json:
-        print_json({"folder": str(target), **asdict(done)})
+    if options.name != "wmt14":
+        raise UsageError(f"{options.name!r} cannot be prepared; expected wmt14.{nearest(options.name, ['wmt14'])}")
+    print("note: `patchloom prepare wmt14` is now `python examples/prepare_wmt14.py`", file=sys.stderr)
+    out = Path(options.out or f"wmt14-{options.pair}")
+    prepared = prepare_wmt14(Path(options.folder), options.pair, out, val_every=options.val_every)
+    if options.as_json:
+        print_json({"folder": str(out), **asdict(prepared)})
         return
-    for reason, count in done.left_out.items():
+    for reason, count in prepared.left_out.items():
         print(f"left out   {count:,} pairs of train: {reason} (left_out.tsv)")
-    told = ", ".join(f"{split} {count:,}" for split, count in done.counts.items())
-    print_result(f"{printable(str(target))}: sentence pairs, {told}")
-    print(f"next       patchloom train {printable(str(target))} --recipe translation_resmlp")
+    counts = ", ".join(f"{split} {count:,}" for split, count in prepared.counts.items())
+    print_result(f"{printable(str(out))}: sentence pairs, {counts}")
+    print(f"Next: patchloom train {printable(str(out))} --recipe translation_resmlp")

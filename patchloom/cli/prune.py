@@ -1,79 +1,72 @@
-"""`patchloom prune RUN DATA`: accuracy with matrices pruned and rounded; with --out, the network that is left."""
+"""`patchloom prune RUN DATA`: accuracy with pruned and rounded matrices; with --out, the pruned network."""
 
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from patchloom.cli.verb import completed
+from patchloom.cli.options import Batch, Device, DryRun, Json, Split, Workers, keywords, parse_counts
+from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.tasks.classification.pruning import Pruned, Pruning
 
 
-def prune(
-    run: Annotated[str, typer.Argument(help="A run that names classes.", autocompletion=completed("run"))],
-    data: Annotated[
-        str | None, typer.Argument(help="Images with its classes; may be left out where --out saves the network.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Options of `patchloom prune`."""
+
+    run: Annotated[str, Argument("Run of a classifier.", complete="run")]
+    data: Annotated[str | None, Argument("Images with its classes. Optional with --out.")] = None
     shares: Annotated[
         str | None,
-        typer.Option(
-            metavar="S,…", help="Set these shares of each matrix to zero, the smallest weights first: 0.5,0.9."
-        ),
-    ] = None,
-    bits: Annotated[str | None, typer.Option(metavar="N,…", help="Round each weight to so many bits: 8,4,2.")] = None,
+        Option("Shares of each matrix to set to zero, smallest weights first: 0.5,0.9.", metavar="S,…"),
+    ] = None
+    bits: Annotated[str | None, Option("Bits to round each weight to: 8,4,2.", metavar="N,…")] = None
     matrices: Annotated[
-        str, typer.Option(help="Which: A mixes patches, B and C are the layers of the channel MLP.")
-    ] = "ABC",
+        str, Option("Matrices to change: A mixes patches, B and C are the layers of the channel MLP.")
+    ] = "ABC"
     out: Annotated[
-        str | None, typer.Option(help="Save the network with one share, one number of bits or both, as this run.")
-    ] = None,
-    page: Annotated[str | None, typer.Option(help="Where to write the page; RUN/prune.html when left out.")] = None,
-    split: Annotated[
-        str | None, typer.Option(help="train, val, test or all; by default val, or what the run held out.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
-    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For machines, with the zeros of each matrix; a page only with --page.")
-    ] = False,
-) -> None:
+        str | None, Option("Run folder to save the network to, with one share, one number of bits or both.")
+    ] = None
+    page: Annotated[str | None, Option("HTML page. Default: RUN/prune.html.")] = None
+    split: Split = None
+    device: Device = "auto"
+    dry_run: DryRun = False
+    batch: Batch = 64
+    workers: Workers = 0
+    as_json: Json = False
+
+
+def prune(options: PruneOptions) -> None:
     """Measure accuracy against zeros and bits of the matrices A, B and C of a trained network; nothing is trained.
 
     patchloom prune runs/photos photos/
 
     patchloom prune runs/photos photos/ --matrices A --shares 0.8 --bits 8 --out runs/sparse
     """
-    from pathlib import Path
-
     from patchloom.cli.output import print_json
-    from patchloom.cli.table import whole_numbers
-    from patchloom.tasks.classification.pruning import prune as measure
+    from patchloom.tasks.classification.pruning import prune as prune_run
     from patchloom.tasks.classification.pruning import write_pruning_page
 
-    found = measure(
-        run,
-        data,
-        shares=_shares(shares) if shares is not None else None,
-        bits=whole_numbers("--bits", bits, "8,4,2") if bits is not None else None,
-        matrices=matrices,
-        out=out,
-        split=split,
-        batch=batch,
-        device=device,
-    )
-    target = Path(page) if page else None
-    if target is None and not as_json and not out:
-        target = Path(run, "prune.html") if Path(run).is_dir() else Path("prune.html")
-    if target and found.data is not None:
-        write_pruning_page(found, target)
-    if as_json:
-        print_json(found.to_dict())
+    shares = _parse_shares(options.shares) if options.shares is not None else None
+    bits = parse_counts("--bits", options.bits, "8,4,2") if options.bits is not None else None
+    if options.dry_run:
+        _print_plan(options, shares, bits)
+        return
+    pruning = prune_run(**keywords(options, "shares", "bits", "page", "dry_run"), shares=shares, bits=bits)
+    page = Path(options.page) if options.page else None
+    if page is None and not options.as_json and not options.out:
+        page = Path(options.run, "prune.html") if Path(options.run).is_dir() else Path("prune.html")
+    if page and pruning.data is not None:
+        write_pruning_page(pruning, page)
+    if options.as_json:
+        print_json(pruning.to_dict())
     else:
-        _show(found, target)
+        _print(pruning, page)
 
 
-def _shares(text: str) -> list[float]:
+def _parse_shares(text: str) -> list[float]:
     from patchloom_runtime.errors import UsageError
 
     try:
@@ -82,30 +75,44 @@ def _shares(text: str) -> list[float]:
         raise UsageError(f"--shares takes numbers with commas, such as 0.5,0.9; given {text!r}") from None
 
 
-def _show(found: "Pruning", page: object) -> None:
-    import shlex
+def _print_plan(options: PruneOptions, shares: list[float] | None, bits: list[int] | None) -> None:
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.tasks.classification.pruning import BITS, SHARES
 
+    if shares is None and bits is None:
+        shares, bits = list(SHARES), list(BITS)
+    if options.as_json:
+        print_json({"shares": shares, "bits": bits, "matrices": options.matrices, "out": options.out})
+        return
+    zeros = f"shares {', '.join(f'{share:g}' for share in shares)}" if shares else ""
+    rounding = f"bits {', '.join(map(str, bits))}" if bits else ""
+    target = f", saved to {options.out}" if options.out else ""
+    print_result(f"matrices {options.matrices}: {'; '.join(filter(None, (zeros, rounding)))}{target}")
+    print("Nothing was measured.   Next: the same command without --dry-run")
+
+
+def _print(pruning: "Pruning", page: Path | None) -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
 
-    for note in found.notes:
+    for note in pruning.notes:
         print(f"note: {note}")
-    if found.out is not None:
-        point = found.points[0]
-        if found.data is not None:
-            print_result(f"top-1 {found.whole.values['top1']:.2f} % as trained, {point.values['top1']:.2f} % now")
-        _show_zeros(point)
-        print_result(f"{found.out}")
-        print(f"Next: patchloom evaluate {shlex.quote(found.run)} {shlex.quote(str(found.out))} {found.data or 'DATA'}")
+    if pruning.out is not None:
+        point = pruning.points[0]
+        if pruning.data is not None:
+            print_result(f"top-1 {pruning.whole.values['top1']:.2f} % as trained, {point.values['top1']:.2f} % now")
+        _print_zeros(point)
+        print_result(f"{pruning.out}")
+        runs = f"{shlex.quote(pruning.run)} {shlex.quote(str(pruning.out))}"
+        print(f"Next: patchloom compare {runs} {pruning.data or 'DATA'}")
         return
     for kind, title in (("share", "smallest weights set to zero"), ("bits", "rounded")):
-        if any(getattr(point, kind) is not None for point in found.points):
-            print_table(*found.table(kind), title=title)
+        if any(getattr(point, kind) is not None for point in pruning.points):
+            print_table(*pruning.table(kind), title=title)
     print_result(f"{page}")
 
 
-def _show_zeros(point: "Pruned") -> None:
-    """How much of each matrix is zero."""
+def _print_zeros(point: "Pruned") -> None:
     from patchloom.cli.table import print_table
 
     rows = [

@@ -1,47 +1,44 @@
 """`patchloom recipes [NAME…]`: the published recipes side by side, as in table 6.1 of the thesis."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from patchloom.cli.options import Json
+from patchloom.options import Argument, Option
 
-from patchloom.cli.verb import completed
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """Options of `patchloom recipes`."""
+
+    names: Annotated[list[str] | None, Argument("Names or patterns, such as 'deit3*'.", complete="recipe")] = None
+    model: Annotated[str | None, Option("Network to show the values for.", complete="model")] = None
+    as_yaml: Annotated[bool, Option("Print one recipe as the file that `train --recipe` reads.", name="yaml")] = False
+    as_json: Json = False
 
 
-def recipes(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names or patterns, such as 'deit3*'.", autocompletion=completed("recipe")),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With the values for this network.", autocompletion=completed("model"))
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    as_yaml: Annotated[bool, typer.Option("--yaml", help="One recipe as the file `train --recipe` reads.")] = False,
-) -> None:
+def recipes(options: RecipesOptions) -> None:
     """List the recipes; with names, compare them field by field."""
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
     from patchloom.recipes import get_recipe, list_recipes, recipe_table
     from patchloom_runtime.errors import UsageError
 
-    if not names:
+    if not options.names:
         rows = [get_recipe(name) for name in list_recipes()]
-        if as_json:
+        if options.as_json:
             print_json([recipe.to_dict() for recipe in rows])
             return
         print_table(["recipe", "network", "source"], [(r.name, r.model.name, r.source) for r in rows])
         print("Next: patchloom recipes deit deit3 wightman_a2   (side by side)")
-        print("Thesis: the one of the authors of DeiT, CaiT and ResMLP (docs/papers.md)")
+        print("Thesis: by one of the authors of DeiT, CaiT and ResMLP (docs/papers.md)")
         return
-    chosen = []
-    for name in names:
-        found = list_recipes(name) or [name]
-        chosen += [get_recipe(other, model) for other in found]
-    if as_yaml:
+    chosen = [get_recipe(known, options.model) for name in options.names for known in list_recipes(name) or [name]]
+    if options.as_yaml:
         if len(chosen) != 1:
             raise UsageError(f"--yaml prints one recipe, given {len(chosen)}")
         print_result(chosen[0].to_yaml().rstrip("\n"))
-    elif as_json:
+    elif options.as_json:
         print_json([recipe.to_dict() for recipe in chosen])
     else:
         columns = ["", *(recipe.name for recipe in chosen)]

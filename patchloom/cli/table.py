@@ -1,4 +1,4 @@
-"""Tables on a terminal, plain when nobody is looking."""
+"""Tables for a terminal, and of a fixed width for files and pipes."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -6,34 +6,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROWEST = 12  # letters of a column of words
-WIDTH = 200  # letters of a line where there is no terminal
-GAP = 3  # between columns, as the box has it
-
-
-def whole_numbers(option: str, text: str, example: str) -> list[int]:
-    """'1,16,64' → [1, 16, 64]."""
-    from patchloom_runtime.errors import UsageError
-
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise UsageError(f"{option} takes numbers with commas, such as {example}; given {text!r}")
-    return numbers
+MIN_TEXT_WIDTH = 12  # characters of a text column
+WIDTH = 200  # characters per line without a terminal
+GAP = 3  # characters between columns in rich's SIMPLE_HEAD box
 
 
 def mebibytes(value: float | None) -> str:
-    """A cell with an amount of memory; a dash where it is not known or did not fit."""
+    """Format an amount of memory; a dash if it is unknown or did not fit."""
     return "–" if value is None else f"{value:,.0f} MiB" if value >= 10 else f"{value:.2f} MiB"
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Columns whose names start with '#' hold numbers and stand to the right.
+    """Print a table. Columns whose names start with '#' hold numbers and are aligned to the right.
 
-    Numbers are never cut. A table that is too wide folds its names over lines; where even that is too wide, it turns:
-    a block of "name: value" lines for each row.
+    Numbers are never cut. A table that is too wide wraps its text columns; if that is still too wide, each row becomes
+    a block of "name  value" lines.
     """
     from rich.console import Console
 
@@ -43,31 +30,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     width = None if results().isatty() else WIDTH
     console = Console(file=results(), width=width, highlight=False)
     columns = [printable(name) for name in columns]
-    kept = [[printable(cell) for cell in row] for row in rows]
-    if title:  # as a line of its own: a table would wrap it to its width
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if title:  # on a line of its own: rich would wrap it to the width of the table
         console.print(printable(title), markup=False)
-    widths = _widths(columns, kept, console.width)
+    widths = _widths(columns, cells, console.width)
     if widths is None:
-        _print_blocks(console, columns, kept)
+        _print_blocks(console, columns, cells)
     else:
-        _print_columns(console, columns, kept, widths)
+        _print_columns(console, columns, cells, widths)
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """How wide each column is, or None where they do not fit: numbers as they are, words folded to what is left."""
+    """Return the width of each column, or None if they do not fit. Text columns share what the numbers leave."""
     from rich.cells import cell_len
 
     whole = [max(map(cell_len, [name.removeprefix("#"), *cells])) for name, *cells in zip(columns, *rows, strict=True)]
-    # Of a number's column the name may fold too, as the numbers must not.
+    # The name of a number column may wrap; its numbers may not.
     least = [
-        max(map(cell_len, [*_words(name), *cells])) if name.startswith("#") else min(full, NARROWEST)
+        max(map(cell_len, [*_words(name), *cells])) if name.startswith("#") else min(full, MIN_TEXT_WIDTH)
         for (name, *cells), full in zip(zip(columns, *rows, strict=True), whole, strict=True)
     ]
     left = width - GAP * len(columns) - sum(least)
     if left < 0:
         return None
     widths: list[tuple[int, int]] = []
-    # Columns that need little are given all of it first.
+    # Columns that need little get all of it first.
     for place in sorted(range(len(whole)), key=lambda i: whole[i] - least[i]):
         share = left // (len(whole) - len(widths))
         more = min(whole[place] - least[place], share)
@@ -77,7 +64,7 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
 
 
 def _words(name: str) -> list[str]:
-    """The parts of a column's name, which may stand on lines of their own."""
+    """Return the words of a column name, which may wrap onto several lines."""
     return name.removeprefix("#").split() or [""]
 
 
@@ -103,7 +90,7 @@ def _print_columns(
 
 
 def _print_blocks(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A block of lines for each row, its first cell on the first."""
+    """Print a block of lines per row, headed by its first cell."""
     wide = max(len(name.removeprefix("#")) for name in columns[1:])
     for first, *cells in rows:
         head = columns[0].removeprefix("#")

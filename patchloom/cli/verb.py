@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from patchloom.cli import output
-from patchloom.cli.options import completer, read_settings, settings_of, settings_parameters
+from patchloom.cli.options import read_settings, settings_of, settings_parameters
 from patchloom.options import OUTPUT
 from patchloom_runtime.errors import (
     DeviceError,
@@ -89,37 +89,9 @@ HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", i
 SHARED = {"quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
 
 
-def _plain_verb(function: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(function)
-    def run(*, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:
-        del help_all
-        output.configure(quiet=quiet, verbose=verbose)
-        with output.only_results(as_json=values.get("as_json", False)):
-            try:
-                function(**values)
-            except RuntimeError as error:
-                if fault := _device_fault(error, values):
-                    raise fault from error
-                raise
-
-    own = inspect.signature(function)
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-             for name, kind in SHARED.items()]  # fmt: skip
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = function.__annotations__ | SHARED
-    return run
-
-
-def completed(kind: Any) -> Callable[[str], list[str]]:
-    """Return the completion of a kind of names."""
-    return completer(kind)
-
-
 def verb(function: Callable[[Any], None]) -> Callable[..., None]:
     """Return the typer command of a verb: the options of its settings, and those that all verbs share."""
     settings = settings_of(function)
-    if settings is None:
-        return _plain_verb(function)
 
     @functools.wraps(function)
     def run(*, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:

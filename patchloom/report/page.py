@@ -62,3 +62,9 @@ def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return f"data:image/{kind.lower()};base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def image_base64(image: Image.Image) -> str:
+    """Return the image for JSON in base64: a PNG up to 64 pixels per side, where single pixels show, else a JPEG."""
+    uri = data_uri(image) if max(image.size) <= 64 else data_uri(image, "JPEG", quality=85)
+    return uri.partition(",")[2]

@@ -15,12 +15,12 @@ from patchloom.models.network import Network
 from patchloom.models.pretrained.conversion import converted, network_of
 from patchloom.models.pretrained.names import State
 from patchloom.models.pretrained.table import published, unknown_network
-from patchloom.runs.config import Preprocessing
+from patchloom.runs.config import Preprocessing, is_run
 from patchloom.runs.folders import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.imagenet_names import names_for
 from patchloom.runs.locate import is_third_party, run_folder
 from patchloom.runs.weights import load_network, packed
-from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.errors import CheckpointError, UsageError, with_near_options
 from patchloom_runtime.untrusted import read_plain
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".npz")
@@ -132,3 +132,31 @@ def read_names(file: str | os.PathLike[str]) -> list[str]:
     if not all(names):
         raise UsageError(f"{os.fspath(file)}: line {names.index('') + 1} is empty, expected one class name per line")
     return names
+
+
+@with_near_options
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    to: str | None = None,
+) -> ConversionSummary:
+    """Turn a weights file into a run; with `to`, a run into a weights file, as `patchloom convert` does.
+
+    source  weights file (.safetensors, .pth or .npz); with `to`, a run
+    out     run folder to write; with `to`, the file
+    model   network of the file: a name, 'timm:NAME' or 'torchvision:NAME'
+    labels  file of class names, one per line; ImageNet's for 1,000 classes by default, else numbers
+    to      target layout: 'timm', 'authors' or 'torchvision'
+    """
+    if to is not None:
+        if model is not None or labels is not None:
+            raise UsageError("--model and --labels are for a file that becomes a run; --to is for a run")
+        return run_to_file(source, to, Path(out))
+    if is_run(os.fspath(source)):
+        raise UsageError(f"{source} is already a run; --to timm or --to authors makes a file of its weights")
+    if model is None:
+        raise UsageError(f"name the network of {source}: --model NAME; `patchloom models` lists them")
+    return file_to_run(source, model, Path(out), read_names(labels) if labels else None)

@@ -72,7 +72,7 @@ class Task:
     model: "Part[ModelLoader]" = Part()
     report: "Part[Reporting]" = Part()
     export: "Part[type[ExportSubject] | None]" = Part(optional=True)
-    serving: "Part[Callable[[Any], Mapping[str, Any]] | None]" = Part(optional=True)  # model → answers by endpoint
+    serving: "Part[Callable[[Any], Mapping[str, Any]] | None]" = Part(optional=True)  # model → verb → function
     word: str | None = None  # in `train --task`; None if the task is chosen by a recipe alone
     noun: str = "run"  # in `patchloom verify`
     whole_images: bool = False  # classes or vectors of whole images: probes, levels, indexes, comparisons apply

@@ -1,4 +1,4 @@
-"""Everything a run, an index or an artefact holds, compared with its checksums, and read as whoever uses it would."""
+"""Everything a run, an index or an artifact holds, compared with its checksums, and read as whoever uses it would."""
 
 import os
 from collections import Counter
@@ -40,7 +40,7 @@ class VerifyReport:
     """What was looked at, and what is wrong with it."""
 
     folder: Path
-    kind: str  # "run", "translator", "index", "artefact" …
+    kind: str  # "run", "translator", "index", "artifact" …
     checked: list[str] = field(default_factory=list)  # files, by their path in the folder
     wrong: dict[str, str] = field(default_factory=dict)  # file → what is wrong
     without_checksum: list[str] = field(default_factory=list)  # written before checksums were kept
@@ -60,7 +60,7 @@ class VerifyReport:
 
 
 def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
-    """Look at everything in a run, an index or an artefact; `accepted` takes text as it is for right first."""
+    """Look at everything in a run, an index or an artifact; `accepted` takes text as it is for right first."""
     if is_artifact(folder):
         return _verify_artifact(folder, accepted=accepted)
     if os.path.isfile(folder / INDEX):
@@ -183,7 +183,7 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
 
 
-# An artefact --------------------------------------------------------------------------------------------------------
+# An artifact --------------------------------------------------------------------------------------------------------
 
 
 def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:

@@ -1,4 +1,4 @@
-"""From a plan to the objects of a run: network, batches, optimiser, and the parts a batch must be cut into."""
+"""Assemble a run from its plan: network, batches, objective, optimizer, micro-batches, compilation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +12,21 @@ from patchloom.engine.run import Run
 from patchloom.models.by_block import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork
 from patchloom.models.network import Network
+from patchloom.objectives.objective import Objective
 from patchloom.recipes.methods import method_of
 from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import micro_batch_note, micro_batches
 from patchloom_runtime.errors import UsageError
 
-# torch.compile takes about a minute; it pays where the run is longer.
+# torch.compile takes about a minute, which pays off in runs of at least so many steps and seconds of --time.
 COMPILE_FROM_STEPS = 1500
-COMPILE_FROM_S = 600.0  # of a planned time
-MOST_BLOCKS, LARGE_IMAGES = 16, 128  # blocks of a network that is compiled as a whole; pixels from which it need not be
-# A run is evaluated about this often, and at the end.
-EVALUATIONS = 16
+COMPILE_FROM_S = 600.0
+# Networks of more blocks are compiled block by block, for images of at least so many pixels.
+MOST_BLOCKS, LARGE_IMAGES = 16, 128
+EVALUATIONS = 16  # per run, about; and one at its end
 
-Stores = dict[Any, Any]  # what an earlier run on the same data decoded
+Stores = dict[Any, Any]  # images that an earlier run on the same data decoded
 
 
 def make_run(
@@ -36,9 +37,10 @@ def make_run(
     *,
     begins: bool = False,
 ) -> tuple[Run, nn.Module, str]:
-    """The objects of the run; the batch is cut into as many micro-batches as the device's memory asks for.
+    """Return the run, its network and a note on the loader.
 
-    A run that `begins` is trained from its first step on, neither only measured nor continued.
+    The batch is cut into as many micro-batches as the memory requires. `begins` is True for a run that will be trained
+    from its first step, False for one that is resumed or only measured.
     """
     task, recipe, settings = plan.task.training, plan.recipe, plan.settings
     torch.manual_seed(recipe.seed)
@@ -50,7 +52,7 @@ def make_run(
         task.begin(plan, network, processes, say)
     if settings.shard:
         _shard(plan, network, processes)
-    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
+    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, but different drop paths
     freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
     loader, note = task.loader(plan, processes, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
@@ -108,17 +110,17 @@ def _compiles(plan: Plan, schedule: Schedule, processes: Processes) -> bool:
 
 
 def runs_as_graphs(run: Run) -> bool:
-    """Whether what is compiled may be recorded as CUDA graphs: launches are what bounds a small network.
+    """Return whether the compiled network may be captured as CUDA graphs, which hide the launches of small networks.
 
-    What a graph leaves lives until the next backward pass, so gradients of micro-batches cannot be added up.
+    The output of a graph is valid until its next replay, so gradients of micro-batches cannot be accumulated.
     """
     return run.processes.device.type == "cuda" and run.processes.world == 1 and run.accumulate == 1
 
 
 def compiles_by_block(network: nn.Module) -> bool:
-    """Whether a network has so many blocks that compiling it as a whole takes minutes, and each has much to do.
+    """Return whether to compile a network block by block, because compiling all its blocks takes minutes.
 
-    With small images launches are what bounds it, and one graph of the whole network is worth the wait.
+    With small images, launches limit the speed, and one graph of the whole network is worth the wait.
     """
     if not isinstance(network, Network) or network.gradient_checkpointing:
         return False
@@ -126,13 +128,13 @@ def compiles_by_block(network: nn.Module) -> bool:
 
 
 def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
-    """Compile the network and what runs beside it: followers, and what its task adds."""
+    """Compile the network, the copies that follow it, and what its task adds."""
     options = plan.task.training.compile_options
     graphs = runs_as_graphs(run) and not options
     mode = "reduce-overhead" if graphs else None
     by_block = compiles_by_block(network)
     compiled: Any = CompiledByBlock(network) if by_block else torch.compile(network, **options)  # type: ignore[arg-type]
-    # Every step is the same replay, also the first after a resume, so that it gives the same weights to the bit.
+    # Every step, also the first after a resume, replays the same graph, so that resuming is exact.
     run.model = CapturedNetwork(compiled) if graphs else compiled
     for follower in run.objective.followers:
         follower.compile(mode=mode)
@@ -140,23 +142,29 @@ def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
 
 
 def release(run: Run) -> None:
-    """Give back what compiled networks keep: their weights, and the memory of graphs, which is that of a training step.
+    """Free the weights and the graph memory that torch keeps for compiled networks.
 
-    torch keeps them as long as the process lives. It forgets all that is compiled; what a caller compiled before is
-    compiled again when it is next used.
+    This resets all of torch's compiled functions; those of a caller are compiled again when they are next used.
     """
     if unwrap(run.model) is not run.model:
         torch.compiler.reset()
 
 
 class _AfterEpoch:
-    """Does what the task wants after an epoch, and says when an objective that can collapse has."""
+    """Calls the function of the task after an epoch, and warns if the objective has collapsed."""
 
-    def __init__(self, also: Any, objective: Any, say: Callable[[str], None]) -> None:
-        self._also, self._say, self._objective = also, say, objective
+    def __init__(
+        self, task: Callable[[nn.Module, int], None] | None, objective: Objective, say: Callable[[str], None]
+    ) -> None:
+        self._task, self._objective, self._say = task, objective, say
 
     def __call__(self, model: nn.Module, epoch: int) -> None:
-        if self._also:
-            self._also(model, epoch)
+        if self._task:
+            self._task(model, epoch)
         if reason := self._objective.collapsed():
             self._say(f"warning: epoch {epoch}: {reason}")
+
+
+def silent(line: str) -> None:
+    """Print nothing: a `say` for runs that are measured or part of a sweep."""
+    del line

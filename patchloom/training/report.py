@@ -1,11 +1,12 @@
-"""What is left when a run has ended: its best weights, what they decided about val, how it went, and `report.html`."""
+"""The results of a run: its best weights, val predictions, metadata and report; and the plan of a dry run."""
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from patchloom.engine.distribution import unwrap
+from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
@@ -15,6 +16,8 @@ from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from patchloom.runs.weights import WEIGHTS, read_weights
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.report import report_run
+from patchloom.training.timing import StepTimes
+from patchloom_runtime.printable import plural
 
 
 def best_network(plan: Plan, run: Run, progress: Progress) -> nn.Module:
@@ -27,23 +30,23 @@ def best_network(plan: Plan, run: Run, progress: Progress) -> nn.Module:
     return network.eval()
 
 
-def keep_and_report(
-    plan: Plan, network: nn.Module, judged: Any, outcome: TrainResult, *, seconds: float, machine: str
+def write_results(
+    plan: Plan, network: nn.Module, val_report: Any, result: TrainResult, *, seconds: float, machine: str
 ) -> Path:
-    """Write what the run decided about val, `run.json` and `report.html`."""
+    """Write the val predictions, `run.json` and `report.html`."""
     settings = plan.settings
-    if judged is not None:
-        plan.task.training.write_val(plan, judged)
+    if val_report is not None:
+        plan.task.training.write_val(plan, val_report)
     record = RunMetadata(
         data=settings.data_text,
         data_name=plan.data_name,
         level=settings.level,
         **settings.reading.chosen(),  # type: ignore[arg-type]
         init=settings.init,
-        ended=outcome.ended,
-        epochs=outcome.progress.epoch,
+        ended=result.ended,
+        epochs=result.progress.epoch,
         seconds=seconds,
-        best_weights=outcome.progress.best_weights or "model",
+        best_weights=result.progress.best_weights or "model",
         machine=machine,
         versions=installed_versions(),
         choices={choice.key: choice.why for choice in plan.choices},
@@ -51,3 +54,43 @@ def keep_and_report(
     )
     write_run_metadata(plan.folder, record)
     return report_run(plan.folder, plan=plan, network=network.cpu())
+
+
+def plan_facts(plan: Plan, run: Run, measured: StepTimes, seconds: float) -> dict[str, Any]:
+    """Return the plan of a dry run for `--json`."""
+    recipe, device = plan.recipe, run.processes.device
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None  # unknown on a CPU
+    return {
+        "task": plan.task.name,
+        "data": plan.data_facts(),
+        "model": {
+            "name": recipe.model.name,
+            "image_size": recipe.model.image_size,
+            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+            "multiply_adds": None,
+            **plan.model_facts(),
+        },
+        "recipe": recipe.to_dict(),
+        "choices": [{"key": each.key, "value": _plain(each.value), "why": each.why} for each in plan.choices],
+        "epochs": recipe.schedule.epochs,
+        "steps": run.schedule.total_steps,
+        "batch": recipe.optim.batch_size,
+        "micro_batches": run.accumulate,
+        "machine": machine_of(run.processes),
+        "seconds": round(seconds, 1),
+        "per_second": round(measured.images_per_s, 1),  # images, or tokens of text
+        "memory_mib": None if memory is None else round(memory / 2**20),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return the value if JSON has it, else as text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def machine_of(processes: Processes) -> str:
+    """Return the devices of the processes and their precision as text."""
+    device = processes.device
+    cpu = f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    return f"{processes.world} × {name}, {processes.precision}"

@@ -1,4 +1,4 @@
-"""What `patchloom.train` and the command of that name do: plan it, say it, do it, report it. One path for all tasks."""
+"""One training run from settings to report, for all tasks: plan, print the plan, train, write the results."""
 
 import time as clock
 from collections.abc import Callable
@@ -28,45 +28,42 @@ from patchloom.runs.checkpoints import (
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
-from patchloom.runs.weights import read_weights, save_weights
+from patchloom.runs.weights import WEIGHTS, read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
 from patchloom.tasks.task_choice import choose_task
-from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
-from patchloom.training.dry_run import planned
-from patchloom.training.machine import machine_of
-from patchloom.training.measuring import measure, times_text
-from patchloom.training.report import best_network, keep_and_report
-from patchloom.training.timing import LATEST, estimated_s, planned_into_time, takes_days
+from patchloom.training.assemble import Stores, make_run, release, silent
+from patchloom.training.report import best_network, machine_of, plan_facts, write_results
+from patchloom.training.timing import LATEST, estimated_s, measure, planned_into_time, takes_days, times_text
 from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
 from patchloom_runtime.printable import plural, printable
 
-FILES_SHOWN = 4
+FILES_NAMED = 4
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a finished command leaves: the folder, the numbers, the classifier or translator."""
+    """The result of a training: the run folder, the metrics and the model."""
 
     folder: Path
     outcome: TrainResult | None
     metrics: dict[str, float]
-    left_out: int = 0  # files that cannot be read
-    plan: dict[str, Any] = field(default_factory=dict)  # of a dry run
-    metric: str = ""  # of `metrics`: what the best weights were chosen by
+    left_out: int = 0  # number of unreadable files
+    plan: dict[str, Any] = field(default_factory=dict)  # only of a dry run
+    metric: str = ""  # the one of `metrics` that selects the best weights
     lower_is_better: bool = False
 
     @property
     def model(self) -> Any:
-        """The trained model as it is used: a classifier, a translator."""
+        """The trained model, as `patchloom.load` returns it."""
         return task_of_run(self.folder).model.load(self.folder)
 
-    classifier = translator = model  # as it is called where one knows
+    classifier = translator = model
 
     def summary(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the result for `--json`."""
         ended = self.outcome.ended if self.outcome else None
         return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.plan, **self.metrics}
 
@@ -75,9 +72,9 @@ class TrainingResult:
         return f"Trained({self.folder}, {ended}{': ' * bool(self.metrics)}{numbers_line(self.metrics)})"
 
     def _repr_html_(self) -> str:
-        lost = [("files left out", f"{self.left_out:,}")] if self.left_out else []
+        left_out = [("files left out", f"{self.left_out:,}")] if self.left_out else []
         ended = self.outcome.ended if self.outcome else "nothing was trained"
-        facts = [*number_texts(self.metrics).items(), *lost]
+        facts = [*number_texts(self.metrics).items(), *left_out]
         return html_card(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
 
 
@@ -121,14 +118,12 @@ def run_training(
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), note)))}")
         if dry_run:
             measured = measure(run)
-            seconds = measured.total_s(run, EVALUATIONS)
-            for line in (
-                times_text(run, measured, EVALUATIONS, plan.task.training.batch_unit),
-                *takes_days(plan, seconds),
-            ):
+            seconds = measured.total_s(run)
+            unit = plan.task.training.batch_unit
+            for line in (times_text(run, measured, unit), *takes_days(plan, seconds)):
                 say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return TrainingResult(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
+            return TrainingResult(plan.folder, None, {}, len(plan.left_out), plan_facts(plan, run, measured, seconds))
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         run.time_budget = budget
@@ -136,13 +131,13 @@ def run_training(
 
 
 def make_plan(settings: TrainingSettings, device: str) -> Any:
-    """What will be run: the plan of the task that recipe, user or data ask for."""
+    """Plan a run of the task that the recipe, --task or the data imply."""
     task, settings = choose_task(settings)
     return task.training.plan(settings, device)
 
 
 def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
-    """Seconds after which the loop evaluates and saves: as asked for, and where a planned time was much too short."""
+    """Return the seconds after which the loop evaluates and saves: --stop-after, or shortly after the end of --time."""
     limits = []
     if stop_s := seconds_of(settings.stop_after, "--stop-after"):
         limits.append(stop_s)
@@ -152,9 +147,11 @@ def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
 
 
 def _same_on_all(plan: Plan, processes: Processes) -> None:
-    """Every rank finds the data by itself; where one of them sees others, no rank may begin."""
+    """Raise DataError if the ranks, each of which opens the data itself, do not see the same data."""
     assert plan.record is not None
-    records = [replace(record, place=None) for record in processes.gather(plan.record)]  # it may be mounted elsewhere
+    records = [
+        replace(record, place=None) for record in processes.gather(plan.record)
+    ]  # it may be mounted under another path
     others = [rank for rank, record in enumerate(records) if record != records[0]]
     if others:
         raise DataError(f"rank {others[0]} of {len(records)} sees other data in {plan.settings.data_text} than rank 0")
@@ -168,118 +165,128 @@ def _train_and_report(
     time_limit_s: float | None,
     say: Callable[[str], None],
 ) -> TrainingResult:
-    task, folder, processes = plan.task, plan.folder, run.processes
-    found = find_checkpoint(folder, read_checkpoint)
-    if found:
-        found = with_best_weights(found, folder, processes)
-        for note in found.notes:
+    folder, processes = plan.folder, run.processes
+    checkpoint, had_ended = find_checkpoint(folder, read_checkpoint), False
+    if checkpoint:
+        checkpoint = with_best_weights(checkpoint, folder, processes)
+        for note in checkpoint.notes:
             say(f"note: {note}")
-        if not has_ended(found, run):
-            say(f"resuming {folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
-    restore = guarded(run, lock, lambda: task.training.write_files(plan, network))
+        had_ended = Progress(**checkpoint.snapshot.values["progress"]).has_ended(run.epochs)
+        if not had_ended:
+            say(f"resuming {folder} at step {checkpoint.snapshot.step} of {run.schedule.total_steps}")
+    restore = guarded(run, lock, lambda: plan.task.training.write_files(plan, network))
     run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
     started = clock.perf_counter()
     try:
         with processes.ranks_watched():
-            outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
+            outcome = run_loop(replace(run, time_limit_s=time_limit_s), checkpoint.snapshot if checkpoint else None)
     except NumericalError as error:
         raise with_files(error, plan.examples) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if processes.is_main:
-        for line in [*filter(None, [restore()]), *_lost_since(run, plan)]:
+        for line in [*filter(None, [restore()]), *_unreadable_since(run, plan)]:
             say(line)
-        best = best_network(plan, run, outcome.progress)
-        judged = task.training.evaluate_best(plan, run, best, outcome.best_reports)
-        metrics = dict(judged or ())
-        weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
-        which = f"(best {weights}weights, from step {outcome.progress.best_step})"
-        done = found is not None and has_ended(found, run)
-        how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
-        said = f"val {task.report.metrics_text(metrics)}" if metrics else "not evaluated"
-        say(f"{how}: {said} {which}")
-        for line in task.report.result_lines(plan, judged) if metrics else ():
-            say(line)
-        if not done or not (folder / RUN_METADATA).is_file():  # what it says of time and machine stays true
-            with disk_errors(folder / "report.html"):
-                keep_and_report(plan, best, judged, outcome, seconds=seconds, machine=machine_of(processes))
-        say(f"{folder / 'report.html'}")
-        say(f"Next: {'   |   '.join(task.report.next_commands(plan))}")
-    lower = run.lower_is_better
-    return TrainingResult(folder, outcome, metrics, len(plan.left_out), metric=run.metric or "", lower_is_better=lower)
+        metrics = _report(plan, run, outcome, None if had_ended else seconds, say)
+    return TrainingResult(
+        folder,
+        outcome,
+        metrics,
+        len(plan.left_out),
+        metric=run.metric or "",
+        lower_is_better=run.lower_is_better,
+    )
+
+
+def _report(
+    plan: Plan, run: Run, outcome: TrainResult, seconds: float | None, say: Callable[[str], None]
+) -> dict[str, float]:
+    """Evaluate the best weights, print and write the results, and return the metrics.
+
+    `seconds` are those of the training; None if the run had ended before and nothing was trained.
+    """
+    task, folder = plan.task, plan.folder
+    best = best_network(plan, run, outcome.progress)
+    val_report = task.training.evaluate_best(plan, run, best, outcome.best_reports)
+    metrics = dict(val_report or ())
+    weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
+    which = f"(best {weights}weights, from step {outcome.progress.best_step})"
+    how = already_ended(outcome) if seconds is None else f"{outcome.ended} after {duration(seconds)}"
+    values = f"val {task.report.metrics_text(metrics)}" if metrics else "not evaluated"
+    say(f"{how}: {values} {which}")
+    for line in task.report.result_lines(plan, val_report) if metrics else ():
+        say(line)
+    if seconds is not None or not (folder / RUN_METADATA).is_file():  # an ended run keeps its time and machine
+        machine = machine_of(run.processes)
+        with disk_errors(folder / "report.html"):
+            write_results(plan, best, val_report, outcome, seconds=seconds or 0.0, machine=machine)
+    say(f"{folder / 'report.html'}")
+    say(f"Next: {'   |   '.join(task.report.next_commands(plan))}")
+    return metrics
 
 
 def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Callable[[], str]:
-    """Write a run's files, on the rank that has the folder, and watch over it; what `Folder.restore` does."""
+    """Write the files of a run, if this rank has the folder, and return a function that restores a deleted folder."""
     if lock is None or not isinstance(run.saver, CheckpointFolder):
-        return lambda: ""  # another rank watches
+        return lambda: ""  # another rank has the folder
     write_files()
     run.saver.guard(lock, write_files)
     return run.saver.restore
 
 
-def has_ended(found: LatestCheckpoint, run: Run) -> bool:
-    """Whether the checkpoint is of a run that has nothing left to do."""
-    return Progress(**found.snapshot.values["progress"]).has_ended(run.epochs)
-
-
 def already_ended(outcome: TrainResult) -> str:
-    """What is said where nothing was trained."""
+    """Return the text for a run that had ended before this command."""
     ended = "finished" if outcome.ended == "finished" else f"ended ({outcome.ended})"
     epochs = plural(outcome.progress.epoch, "epoch")
     return f"already {ended} ({epochs}); nothing to do. Train longer with --epochs, or start afresh with --out"
 
 
-def with_best_weights(found: LatestCheckpoint, folder: Path, processes: Processes) -> LatestCheckpoint:
-    """Where the best weights are lost, the newest take their place, and the run looks for better ones again."""
-    progress = found.snapshot.values["progress"]
+def with_best_weights(checkpoint: LatestCheckpoint, folder: Path, processes: Processes) -> LatestCheckpoint:
+    """Replace lost best weights by the newest ones, so that the run selects the best again."""
+    progress = checkpoint.snapshot.values["progress"]
     if not progress["best_weights"]:
-        return found
-    reason = ""
+        return checkpoint
+    step, reason = checkpoint.snapshot.step, ""
     if processes.is_main:
         try:
-            read_weights(folder / "weights.safetensors")
+            read_weights(folder / WEIGHTS)
         except CheckpointError as error:
             reason = str(error)
-            about = {"weights": "model", "step": found.snapshot.step}
-            save_weights(folder, found.snapshot.tensors["weights"], about)
+            save_weights(folder, checkpoint.snapshot.tensors["weights"], {"weights": "model", "step": step})
     reason = processes.from_main(reason)
     if not reason:
-        return found
-    forgotten = progress | {"best": None, "best_tie": None, "best_weights": "model", "best_step": found.snapshot.step}
-    snapshot = replace(found.snapshot, values=found.snapshot.values | {"progress": forgotten})
-    return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
+        return checkpoint
+    progress = progress | {"best": None, "best_tie": None, "best_weights": "model", "best_step": step}
+    snapshot = replace(checkpoint.snapshot, values=checkpoint.snapshot.values | {"progress": progress})
+    notes = [*checkpoint.notes, f"{reason} The newest weights take their place."]
+    return replace(checkpoint, snapshot=snapshot, notes=notes)
 
 
 def with_files(error: NumericalError, examples: TrainingExamples) -> NumericalError:
-    """The same error with the files of the batch that made it."""
-    shown = [examples.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN] if i >= 0]
-    return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
+    """Return the error with the files of the batch that caused it."""
+    indices = [int(i) for i in list(getattr(error, "index", None) or [])[:FILES_NAMED]]
+    files = [examples.where(i) for i in indices if i >= 0]
+    return NumericalError(f"{error} Files of that batch: {', '.join(files)} …") if files else error
 
 
-def _lost_since(run: Run, plan: Plan) -> list[str]:
-    """Lines on the pictures that could be read when the run began and could not later."""
+def _unreadable_since(run: Run, plan: Plan) -> list[str]:
+    """Report images that became unreadable during the run."""
     broken = [run.loader.broken, *(judge.broken for judge in run.evaluators if isinstance(judge, Judge))]
     reasons = list(dict.fromkeys(reason for each in broken for reason in each.values()))
     if not reasons:
         return []
-    lost = [reason.partition(": ")[::2] for reason in reasons]
-    write_left_out(plan.folder, [*plan.left_out, *lost])
-    lines = [f"left out   {reason}" for reason in reasons[:FILES_SHOWN]]
-    more = len(reasons) - FILES_SHOWN
+    files = [reason.partition(": ")[::2] for reason in reasons]
+    write_left_out(plan.folder, [*plan.left_out, *files])
+    lines = [f"left out   {reason}" for reason in reasons[:FILES_NAMED]]
+    more = len(reasons) - FILES_NAMED
     return [*lines, f"left out   {more} more; all in {plan.folder / LEFT_OUT}"] if more > 0 else lines
 
 
 def printer(say: Callable[[str], None]) -> Callable[[str], None]:
-    """`say`, but a closed terminal or pipe does not end the run."""
+    """Return `say` for a terminal or pipe that may be closed during the run."""
 
-    def spoken(line: str) -> None:
+    def print_line(line: str) -> None:
         with suppress(OSError):
             say(printable(line))
 
-    return spoken
-
-
-def silent(line: str) -> None:
-    """Say nothing."""
-    del line
+    return print_line

@@ -1,24 +1,210 @@
-"""Plan a run into a given time, and note before the first step that a run will take days."""
+"""How long a run will take, measured on a few steps, and how many epochs fit into a given time.
+
+Whole steps are measured if they are short. If one takes long, as with a published batch on a CPU, a few images are
+measured and extrapolated, so that the estimate is there within seconds for every recipe.
+"""
 
 import time as clock
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
+import torch
+
+from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run, SampledBatches
 from patchloom.engine.time_budget import TimeBudget
+from patchloom.machine import cores
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.fit import A_DAY_S
 from patchloom.tasks.plan import Plan
-from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
-from patchloom.training.measuring import REPORT_S, StepTimes, epochs_within, measure, seconds_per_image
+from patchloom.tasks.task import Judge
+from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release, silent
+from patchloom.training.memory import left_as_it_was
+from patchloom_runtime.printable import plural
 
-# At this multiple of the budget a run stops, saves and reports even if its schedule is not at its end.
-LATEST = 1.05
+MEASURING_S = 12.0  # for all steps together
+MEASURED_STEPS = 5
+FEW_IMAGES = 4
+MOST_IMAGES = 64  # that are extrapolated to a batch
+GROWTH = 4
+REPORT_S = 4.0  # writing weights, metrics and the report at the end of a run, without the last evaluation
+
+LATEST = 1.05  # share of the time budget at which a run stops, saves and reports even if its schedule is not complete
 LONGEST_EPOCHS = 300  # that auto plans; published trainings from scratch are about as long
-MEASURING_SHARE = 0.1  # of the budget
+MEASURING_SHARE = 0.1  # of the time budget
 COMPILING_S = 60.0
 FORWARD_SHARE = 1 / 3  # of a training step
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds per step and per evaluation, and what they were measured on."""
+
+    step_s: float
+    evaluation_s: float
+    decoding_s: float  # of val, once, if it then stays in memory
+    on: str
+    images_per_s: float
+
+    @property
+    def speed(self) -> str:
+        """Images per second as text."""
+        return f"{self.images_per_s:,.0f}" if self.images_per_s >= 10 else f"{self.images_per_s:.2g}"
+
+    def seconds(self, epochs: int, steps_per_epoch: int, evaluations: int) -> float:
+        """Return the seconds of a whole run, with its evaluations and its report."""
+        evaluating = self.decoding_s + (evaluations + 1) * self.evaluation_s
+        return epochs * steps_per_epoch * self.step_s + evaluating + REPORT_S
+
+    def total_s(self, run: Run) -> float:
+        """Return the seconds of this run."""
+        return self.seconds(run.epochs, run.loader.steps_per_epoch, evaluations_of(run.epochs))
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def measure(run: Run, *, most_s: float | None = None) -> StepTimes:
+    """Time a few steps. They change the weights, so the run cannot be trained afterwards."""
+    budget_s = MEASURING_S if most_s is None else min(MEASURING_S, most_s)
+    per_image, update_s, count, largest = _of_few(run, budget_s / 2)
+    images = max(1, run.schedule.optim.batch_size // run.processes.world)
+    step_s, on = per_image * images + update_s, f"{count} images at a time"
+    # The loader starts workers and prepares a first batch, so three steps are the least to measure. One is enough if
+    # there was no time for as many images as a step has: a GPU hardly notices a few, so they say nothing about a step.
+    if not per_image or (3 if count == largest else 1) * step_s <= budget_s:
+        seconds = list(_whole_steps(run, budget_s))
+        step_s = sorted(seconds)[len(seconds) // 2]
+        kind = "uncompiled step" if unwrap(run.model) is not run.model else "step"
+        on = plural(len(seconds), kind)
+    step_s = max(run.processes.gather(step_s))
+    judges = [judge for judge in run.evaluators if isinstance(judge, Judge)]
+    evaluation_s, decoding_s = judges[0].seconds(run) if judges else (0.0, 0.0)
+    return StepTimes(step_s, evaluation_s, decoding_s, on, run.schedule.optim.batch_size / step_s)
+
+
+def seconds_per_image(run: Run) -> float:
+    """Time forward and backward passes of a few images; weights and random state stay as they were."""
+    with left_as_it_was(run):
+        batch = run.loader.sample(FEW_IMAGES).to(run.processes.device)  # type: ignore[attr-defined]
+        return min(_gradients_s(run, batch) for _ in range(2)) / len_of(batch)
+
+
+def _of_few(run: Run, budget_s: float) -> tuple[float, float, int, int]:
+    """Return the seconds per image and per update, the number of images measured, and the most to measure.
+
+    All are 0 for a loader without samples.
+    """
+    if not isinstance(run.loader, SampledBatches):
+        return 0.0, 0.0, 0, 0
+    largest = min(MOST_IMAGES, max(1, run.schedule.optim.batch_size // run.processes.world // run.accumulate))
+    count, deadline = min(FEW_IMAGES, largest), clock.perf_counter() + budget_s
+    device = run.processes.device
+    _gradients_s(run, run.loader.sample(count).to(device))  # warm-up
+    helpers = max(1, min(cores(), run.loader.workers))
+    while True:
+        begun = clock.perf_counter()
+        batch = run.loader.sample(count).to(device)
+        made_s = clock.perf_counter() - begun
+        # The faster of two, as other programs may interrupt one.
+        gradients_s = min(_gradients_s(run, batch) for _ in range(2))
+        begun = clock.perf_counter()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.processes.synchronize()
+        update_s = clock.perf_counter() - begun
+        # A small network takes as long for 4 images as for 16, so larger counts are more accurate.
+        more_s = GROWTH * (made_s + 2 * gradients_s)
+        if count >= largest or clock.perf_counter() + more_s > deadline:
+            return (gradients_s + made_s / helpers) / len_of(batch), update_s, count, largest
+        count = min(GROWTH * count, largest)
+
+
+def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
+    """Yield the seconds of each step; those of the first, which starts the workers, only if there is no other."""
+    network = unwrap(run.model).train()
+    batches = iter(run.loader.epoch(0))
+    deadline, first = clock.perf_counter() + budget_s, None
+    for number in range(min(MEASURED_STEPS + 1, run.loader.steps_per_epoch)):
+        begun = clock.perf_counter()
+        batch = next(batches).to(run.processes.device)
+        for part in split(batch, run.accumulate):
+            with run.processes.autocast():
+                (run.objective(network, part, epoch=0, step=0)["loss"] * len_of(part) / len_of(batch)).backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.processes.synchronize()
+        taken = clock.perf_counter() - begun
+        if number:
+            yield taken
+        else:
+            first = taken
+        if clock.perf_counter() > deadline:
+            break
+    if first is not None and number == 0:
+        yield first
+
+
+def _gradients_s(run: Run, batch: object) -> float:
+    network = unwrap(run.model).train()
+    begun = clock.perf_counter()
+    with run.processes.autocast():
+        run.objective(network, batch, epoch=0, step=0)["loss"].backward()
+    run.processes.synchronize()
+    return clock.perf_counter() - begun
+
+
+# Estimating -----------------------------------------------------------------------------------------------------------
+
+
+def evaluations_of(epochs: int, most: int = EVALUATIONS) -> int:
+    """Return the number of evaluations of a run: about `most`, and one at its end (see `Run.evaluate_every`)."""
+    every = max(1, epochs // most)
+    return epochs // every + (epochs % every > 0)
+
+
+def epochs_within(seconds: float, measured: StepTimes, steps_per_epoch: int, *, longest: int, evaluations: int) -> int:
+    """Return the most epochs, from 0 to `longest`, that fit into the time with evaluations and report."""
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        taken = measured.seconds(middle, steps_per_epoch, evaluations_of(middle, evaluations))
+        low, high = (middle, high) if taken <= seconds else (low, middle - 1)
+    return low
+
+
+def estimated_s(run: Run) -> float:
+    """Estimate the training time in seconds from a few images. Returns 0 on a GPU and for text."""
+    if run.processes.device.type != "cpu" or not isinstance(run.loader, SampledBatches):
+        return 0.0
+    images = run.schedule.optim.batch_size / run.processes.world
+    return seconds_per_image(run) * images * run.schedule.total_steps
+
+
+def times_text(run: Run, measured: StepTimes, unit: str = "images") -> str:
+    """Return the time of the run in one line."""
+    device, steps = run.processes.device, run.schedule.total_steps
+    memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
+    evaluating = " and evaluations" if measured.evaluation_s else ""
+    return (
+        f"time       about {duration(measured.total_s(run))} for {steps:,} steps{evaluating} "
+        f"(measured on {measured.on}: {measured.speed} {unit}/s{memory})"
+    )
+
+
+def takes_days(plan: Plan, seconds: float) -> list[str]:
+    """Return a note if a run takes more than a day."""
+    if seconds < A_DAY_S:
+        return []
+    fit = "" if plan.settings.fit or plan.recipe.name == "auto" else "--fit fits the recipe to this machine, "
+    days = f"{seconds / A_DAY_S:,.1f} days"
+    return [f"           note: this takes about {days} here; {fit}--time 8h plans a run into a night"]
+
+
+# Planning into a time -------------------------------------------------------------------------------------------------
 
 
 def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started: float) -> tuple[Plan, TimeBudget]:
@@ -28,7 +214,7 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
     what rank 0 does.
     """
     assert plan.time_s
-    run, _, _ = make_run(plan, processes, _say_nothing, stores)
+    run, _, _ = make_run(plan, processes, silent, stores)
     try:
         measured = measure(run, most_s=max(1.0, MEASURING_SHARE * plan.time_s))
         compiling_s = COMPILING_S if unwrap(run.model) is not run.model else 0.0
@@ -50,18 +236,18 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
 
 
 def chosen_epochs(plan: Plan, measured: StepTimes, steps_per_epoch: int, left_s: float) -> Choice:
-    """Return the epochs for what is left of the time, and why."""
-    asked, longest = plan.settings.time, longest_epochs(plan)
+    """Return the epochs for the remaining time, and why."""
+    time, longest = plan.settings.time, longest_epochs(plan)
     epochs = epochs_within(left_s, measured, steps_per_epoch, longest=longest, evaluations=EVALUATIONS)
     speed = f"{measured.speed} images/s, measured on {measured.on}"
     if not epochs:
         needed = measured.seconds(1, steps_per_epoch, 1)
-        why = f"one epoch takes about {duration(ceil(needed))}, so {asked} is enough for a part of it ({speed})"
+        why = f"one epoch takes about {duration(ceil(needed))}, so {time} is enough for a part of it ({speed})"
     elif epochs == longest:
-        whose = "as many as auto plans" if is_automatic(plan) else "as the recipe says"
-        why = f"{whose}; they take less than {asked} ({speed})"
+        limit = "as many as auto plans" if is_automatic(plan) else "as the recipe says"
+        why = f"{limit}; they take less than {time} ({speed})"
     else:
-        why = f"as many as fit into {asked} with evaluations and report ({speed})"
+        why = f"as many as fit into {time} with evaluations and report ({speed})"
     return Choice("schedule.epochs", max(1, epochs), f"auto: {why}")
 
 
@@ -71,26 +257,5 @@ def longest_epochs(plan: Plan) -> int:
 
 
 def is_automatic(plan: Plan) -> bool:
-    """Whether the recipe is `auto`."""
+    """Return whether the recipe is `auto`."""
     return base_recipe(plan.settings.recipe, plan.settings.model) is None
-
-
-def takes_days(plan: Plan, seconds: float) -> list[str]:
-    """A note on a run that takes more than a day; nothing where it does not."""
-    if seconds < A_DAY_S:
-        return []
-    fit = "" if plan.settings.fit or plan.recipe.name == "auto" else "--fit fits the recipe to this machine, "
-    told = f"this takes about {seconds / A_DAY_S:,.1f} days here; {fit}--time 8h plans a run into a night"
-    return [f"           note: {told}"]
-
-
-def estimated_s(run: Run) -> float:
-    """Seconds of all steps by those of a few images; 0 on a GPU, where runs of days are no surprise, and of text."""
-    if run.processes.device.type != "cpu" or not isinstance(run.loader, SampledBatches):
-        return 0.0
-    images = run.schedule.optim.batch_size / run.processes.world
-    return seconds_per_image(run) * images * run.schedule.total_steps
-
-
-def _say_nothing(line: str) -> None:
-    del line

@@ -32,6 +32,7 @@ SAFE = {
     ("engine/distribution.py", "torch.distributed.all_gather_object"): "ranks of one run, all started by this user",
     ("engine/distribution.py", "torch.distributed.broadcast_object_list"): "ranks of one run, as above",
     ("evaluation/exact_search.py", "faiss.read_index"): "no code in its format; size and checksum were compared",
+    ("models/bench.py", "compile"): "a parameter: whether to use torch.compile",
     ("models/pretrained/weights_file.py", "numpy.load"): "allow_pickle=False",
     ("models/pretrained/weights_file.py", "pickle.UnpicklingError"): "the exception alone",
     ("models/pretrained/weights_file.py", "torch.load"): "weights_only=True, after its globals and size were checked",

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.cli.test_terminal import seen
-from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.cli.test_terminal import terminal_output
+from tests.data.dirty import jpeg, make_clean, make_dirty, make_image, make_shift
 from tests.data.layouts import camvid_segnet, coco128_semantic, grocery_store, oxford_pets, yolo_v5
 from tests.messages import missing
 from tests.reliability.commands import Done, command
@@ -53,8 +53,8 @@ PETS = ("--masks", "annotations/trimaps")
 )
 def test_public_datasets(build, options, task, annotated, splits, facts, tmp_path, patchloom) -> None:
     data = build(tmp_path / "data")
-    found = json.loads(patchloom("check", str(data), *options, "--json").output)
-    assert (found["task"], len(found["annotated"]), found["splits"]) == (task, annotated, splits)
+    result = json.loads(patchloom("check", str(data), *options, "--json").output)
+    assert (result["task"], len(result["annotated"]), result["splits"]) == (task, annotated, splits)
     done = patchloom("check", str(data), *options)
     assert (done.code, done.errors) == (0, "")
     assert missing(done.output.splitlines()[0], *splits.values()) == []
@@ -95,16 +95,16 @@ def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
 def test_shift_as_json(tmp_path, patchloom) -> None:
     done = patchloom("check", str(make_shift(tmp_path / "shift")), "--json")
     assert done.code == 3
-    found = json.loads(done.output)
-    assert found["stray_classes"] == {"bee": 1}
-    (problem,) = found["problems"]
+    result = json.loads(done.output)
+    assert result["stray_classes"] == {"bee": 1}
+    (problem,) = result["problems"]
     assert missing(problem, "val", "bee") == []
     assert list(patchloom.work.iterdir()) == []
 
 
 def test_strict_minds_near_copies(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "data")
-    (data / "val/ant/near.jpg").write_bytes(jpeg(picture(0), quality=60))
+    (data / "val/ant/near.jpg").write_bytes(jpeg(make_image(0), quality=60))
     plain = patchloom("check", str(data))
     assert plain.code == 0
     assert any(missing(line, 1, "train/ant/0.jpg", "val/ant/near.jpg") == [] for line in plain.output.splitlines())
@@ -135,7 +135,7 @@ def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
     evil = "<img src=x onerror=alert(1)>"
     (data / "train" / evil).mkdir()
     (data / "train" / evil / f"{evil}.jpg").write_bytes(b"")
-    (data / "train" / evil / "whole.jpg").write_bytes(jpeg(picture(77)))
+    (data / "train" / evil / "whole.jpg").write_bytes(jpeg(make_image(77)))
     (data / "train" / "ant" / os.fsdecode(b"caf\xe9.jpg")).write_bytes((data / "train/ant/0.jpg").read_bytes())
     page = tmp_path / "out" / "page.html"
     assert patchloom("check", str(data), "--page", str(page)).code == 3
@@ -181,4 +181,4 @@ def test_a_mistake_is_one_line(patchloom, arguments, code, fact) -> None:
 
 
 def test_a_bar_is_shown_on_a_terminal(tmp_path) -> None:
-    assert "18/18" in seen("check", make_clean(tmp_path / "data"))
+    assert "18/18" in terminal_output("check", make_clean(tmp_path / "data"))

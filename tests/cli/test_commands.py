@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from patchloom.cli import _with_number
+from patchloom.cli.old_spellings import modernize
 from tests.messages import missing
 from tests.reliability.commands import Done, command
 
@@ -64,7 +64,7 @@ def test_published_weights_and_wrong_names_need_no_torch() -> None:
 
 
 def test_bench_as_json(patchloom) -> None:
-    done = patchloom("bench", "deit_ti", "--absorb", "--size", "32", "--batch", "1,2", "--seconds", "0.1", "--json")
+    done = patchloom("bench", "deit_ti", "--absorb", "--size", "32", "--batches", "1,2", "--seconds", "0.1", "--json")
     assert done.code == 0, done.errors
     plain, absorbed = json.loads(done.output)
     assert (plain["model"], absorbed["model"]) == ("deit_ti", "deit_ti absorbed")
@@ -77,12 +77,12 @@ def test_bench_gives_memory_by_size(patchloom) -> None:
     from patchloom.models.peak_memory import peak_mem_mib
     from patchloom.models.registry import create_model
 
-    arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batch", "2", "--device", "cpu")
-    found = json.loads(patchloom(*arguments, "--json").output)
-    assert found["batch"] == 2
-    assert found["peak_mem_mib"]["timm:resnet18"]["48"] > found["peak_mem_mib"]["timm:resnet18"]["32"]
+    arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batches", "2", "--device", "cpu")
+    result = json.loads(patchloom(*arguments, "--json").output)
+    assert result["batch"] == 2
+    assert result["peak_mem_mib"]["timm:resnet18"]["48"] > result["peak_mem_mib"]["timm:resnet18"]["32"]
     expected = peak_mem_mib(create_model("deit_ti", image_size=48).eval(), torch.zeros(2, 3, 48, 48))
-    assert found["peak_mem_mib"]["deit_ti"]["48"] == expected
+    assert result["peak_mem_mib"]["deit_ti"]["48"] == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_bench_gives_memory_by_size(patchloom) -> None:
     [
         (("models", "resmpl_s12"), ("resmpl_s12", "resmlp_s12")),
         (("bench", "timm:resmpl_12_224"), ("timm", "resmpl_12_224", "resmlp_12_224")),
-        (("bench", "deit_ti", "--batch", "a,b"), ("--batch",)),
+        (("bench", "deit_ti", "--batches", "a,b"), ("--batches",)),
         (("bench", "deit_ti", "--memory", "large"), ("--memory",)),
         (("models", "--sise", "3"), ("--sise",)),
         (("modles",), ("modles",)),
@@ -168,26 +168,54 @@ def test_a_silent_worker_is_given_as_long_as_loaders_give_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("typed", "expected"),
     [
-        (["evaluate", "run", "data", "--knn", "--linear"], ["evaluate", "run", "data", "--knn", "20", "--linear"]),
-        (["evaluate", "run", "data", "--linear", "--knn"], ["evaluate", "run", "data", "--linear", "--knn", "20"]),
-        (["evaluate", "run", "data", "--knn", "5,10"], ["evaluate", "run", "data", "--knn", "5,10"]),
-        ([], []),
+        ("probe run data --knn --linear", "probe run data --knn 20 --linear"),
+        ("probe run data --linear --knn", "probe run data --linear --knn 20"),
+        ("probe run data --knn 5,10 --linear-sgd", "probe run data --knn 5,10 --linear-sgd 100"),
+        ("report run --out=page.html", "report run --page=page.html"),
+        ("look run --out page.html", "look run --page page.html"),
+        ("export run --out page.html", "export run --out page.html"),
+        ("search index a.png --neighbours 5", "search index a.png --neighbors 5"),
+        ("bench deit_ti --batch 1,2", "bench deit_ti --batches 1,2"),
+        ("predict run -- --neighbours", "predict run -- --neighbours"),
+        ("", ""),
     ],
 )
-def test_knn_alone_asks_for_twenty_neighbours(given, expected) -> None:
-    assert _with_number(given) == expected
+def test_spellings_that_need_no_hint(typed, expected) -> None:
+    assert modernize(typed.split()) == (expected.split(), [])
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("typed", "expected", "old", "new"),
+    [
+        ("-q evaluate run data --knn", "-q probe run data --knn 20", "evaluate --knn", "probe --knn"),
+        ("evaluate a b --seeds", "compare a b --seeds", "evaluate --seeds", "compare --seeds"),
+        ("serve run --workers=2", "serve run --processes=2", "serve --workers", "serve --processes"),
+    ],
+)
+def test_old_spellings_have_a_hint(typed, expected, old, new) -> None:
+    arguments, (hint,) = modernize(typed.split())
+    assert arguments == expected.split()
+    assert hint == f"note: `patchloom {old}` is now `patchloom {new}`"
+
+
+def test_old_verbs_work_with_a_hint_and_are_not_listed(patchloom, tmp_path) -> None:
+    done = patchloom("demo", "--epochs", "1", "--out", tmp_path / "run", "--json")
+    assert done.code == 0, done.errors
+    assert "`patchloom train digits" in done.errors
+    assert json.loads(done.output)["folder"] == str(tmp_path / "run")
+    assert "demo" not in patchloom("--help").output
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(given, expected):
+def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(variables, expected):
     code = "import sys, os; from patchloom import cli; cli._run = lambda out: print(os.environ.get('GOMP_SPINCOUNT'), "
     code += "'torch' in sys.modules) or 0; cli.main()"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
-    environment |= given
+    environment |= variables
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [expected, "False"], done.stderr

@@ -50,21 +50,21 @@ def typed(monkeypatch, capsys, made):
     places |= {"INDEX": made / "found.index", "PICTURE": made / "data" / "blue" / "0.png"}
 
     def run(line: str):
-        given = [places.get(word, word) for word in line.split()]
-        return command(tuple(given), monkeypatch, capsys)
+        words = [places.get(word, word) for word in line.split()]
+        return command(tuple(words), monkeypatch, capsys)
 
     return run
 
 
 EVALUATIONS = [
     "evaluate B DATA",
-    "evaluate A B DATA",
-    "evaluate A B",
-    "evaluate A B DATA --knn 3 --linear",
+    "compare A B DATA",
+    "compare A B",
+    "probe A B DATA --knn 3 --linear",
     "evaluate B DATA --sweep crop=0.8,1",
-    "evaluate A B DATA --agreement",
-    "evaluate A B --seeds",
-    "evaluate A B NESTED --levels",
+    "compare A B DATA --agreement",
+    "compare A B --seeds",
+    "probe A B NESTED --levels",
     "evaluate B DATA --cost",
 ]
 TABLES = [
@@ -74,8 +74,8 @@ TABLES = [
     "recipes",
     "recipes deit3 --model deit3_l",
     "recipes deit deit3 wightman_a2 cait",
-    "bench deit_ti resnet50_attention_pool --size 32 --batch 1 --seconds 0.01",
-    "bench deit_ti --memory 32,48 --batch 1",
+    "bench deit_ti resnet50_attention_pool --size 32 --batches 1 --seconds 0.01",
+    "bench deit_ti --memory 32,48 --batches 1",
     *EVALUATIONS,
 ]
 OTHERS = [
@@ -83,13 +83,13 @@ OTHERS = [
     "predict B DATA",
     "search INDEX PICTURE --top 3",
     "index B DATA --out INDEX",
-    "look B PICTURE --out look.html",
-    "look B --ranked --out ranked.html",
-    "report B --out page.html",
-    "report A B --out pages.html",
+    "look B PICTURE --page look.html",
+    "look B --ranked --page ranked.html",
+    "report B --page page.html",
+    "report A B --page pages.html",
     "train DATA --dry-run --out runs/new",
 ]
-CPU = ("evaluate", "predict", "bench", "search", "index")
+CPU = ("evaluate", "compare", "probe", "predict", "bench", "search", "index")
 
 
 def on_cpu(line: str) -> str:
@@ -108,30 +108,30 @@ def test_json_is_one_value_on_stdout(line, typed) -> None:
 def test_train_prints_its_progress_on_stderr(typed, made) -> None:
     done = typed(f"{on_cpu('train DATA --out runs/json')} --epochs 1 --json")
     assert done.code == 0
-    told = json.loads(done.output)
-    assert (told["folder"], told["ended"], told["left_out"]) == ("runs/json", "finished", 0)
-    assert 0 <= told["top1"] <= 100
+    value = json.loads(done.output)
+    assert (value["folder"], value["ended"], value["left_out"]) == ("runs/json", "finished", 0)
+    assert 0 <= value["top1"] <= 100
     first, *_, last = done.errors.splitlines()
     assert missing(first, f"patchloom {__version__}", made / "data") == []
     assert "patchloom predict runs/json" in last
-    assert any(f"{told['top1']:.2f}" in line for line in done.errors.splitlines())
+    assert any(f"{value['top1']:.2f}" in line for line in done.errors.splitlines())
 
 
 def test_the_plan_of_a_dry_run_as_fields(typed) -> None:
     done = typed(f"{on_cpu('train DATA --dry-run --out runs/new')} --json")
-    told = json.loads(done.output)
-    assert (told["folder"], told["ended"]) == ("runs/new", None)
-    assert (told["data"]["train"], told["data"]["val"], len(told["data"]["classes"])) == (16, 4, 2)
-    assert told["model"]["image_size"] == 16
-    assert told["model"]["parameters"] > 0
-    assert told["model"]["multiply_adds"] > 0
-    assert told["recipe"]["optim"]["batch_size"] == told["batch"] == 4
-    assert (told["epochs"], told["steps"], told["micro_batches"]) == (2, 8, 1)
-    (epochs,) = [choice for choice in told["choices"] if choice["key"] == "schedule.epochs"]
+    value = json.loads(done.output)
+    assert (value["folder"], value["ended"]) == ("runs/new", None)
+    assert (value["data"]["train"], value["data"]["val"], len(value["data"]["classes"])) == (16, 4, 2)
+    assert value["model"]["image_size"] == 16
+    assert value["model"]["parameters"] > 0
+    assert value["model"]["multiply_adds"] > 0
+    assert value["recipe"]["optim"]["batch_size"] == value["batch"] == 4
+    assert (value["epochs"], value["steps"], value["micro_batches"]) == (2, 8, 1)
+    (epochs,) = [choice for choice in value["choices"] if choice["key"] == "schedule.epochs"]
     assert epochs["value"] == 2
     assert epochs["why"]
-    assert told["seconds"] >= 0
-    assert told["memory_mib"] is None  # known of a GPU
+    assert value["seconds"] >= 0
+    assert value["memory_mib"] is None  # known of a GPU
     assert "runs/new" in done.errors  # the same in words
 
 
@@ -184,12 +184,12 @@ def test_tables_at_80_columns_cut_nothing(line, typed, monkeypatch) -> None:
 @pytest.mark.parametrize("line", EVALUATIONS[:-1])
 def test_all_numbers_of_the_json_stand_in_the_tables(line, typed, monkeypatch) -> None:
     monkeypatch.setattr("patchloom.cli.table.WIDTH", 80)
-    told = json.loads(typed(f"{on_cpu(line)} --json").output)
+    value = json.loads(typed(f"{on_cpu(line)} --json").output)
     for aside in ("comparisons", "seeds"):
-        told.pop(aside, None)
+        value.pop(aside, None)
     if "--sweep" in line:  # of which the table shows top-1
-        told = [{key: point[key] for key in ("crop", "top1")} for points in told.values() for point in points]
+        value = [{key: point[key] for key in ("crop", "top1")} for points in value.values() for point in points]
     printed = typed(on_cpu(line)).output
-    shown = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", printed)}
-    lost = [n for n in numbers_in(told) if not any(math.isclose(n, s, rel_tol=0, abs_tol=0.0051) for s in shown)]
+    in_table = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", printed)}
+    lost = [n for n in numbers_in(value) if not any(math.isclose(n, s, rel_tol=0, abs_tol=0.0051) for s in in_table)]
     assert lost == []

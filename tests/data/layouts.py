@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
-from tests.data.dirty import jpeg, picture
+from tests.data.dirty import jpeg, make_image
 
 SIZE = (32, 24)
 CAMVID = (
@@ -66,7 +66,7 @@ def photos(root: Path, *paths: str, size: tuple[int, int] = SIZE) -> None:
     for path in paths:
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        image = picture(sum(path.encode()) + len(path), size)
+        image = make_image(sum(path.encode()) + len(path), size)
         if file.suffix.lower() in (".jpg", ".jpeg"):
             file.write_bytes(jpeg(image))
         else:
@@ -106,10 +106,12 @@ def mat(root: Path, path: str, **arrays: object) -> None:
 def coco_of(names: Sequence[str], categories: Sequence[str] = ("cat", "dog"), first: int = 1, boxes: bool = True):
     images = [{"id": i, "file_name": name, "width": SIZE[0], "height": SIZE[1]} for i, name in enumerate(names, first)]
     box = {"bbox": [2, 3, 10, 8], "area": 80, "iscrowd": 0} if boxes else {}
-    told = [{"id": i, "image_id": i, "category_id": 1 + i % len(categories)} | box for i, _ in enumerate(names, first)]
+    entries = [
+        {"id": i, "image_id": i, "category_id": 1 + i % len(categories)} | box for i, _ in enumerate(names, first)
+    ]
     return {
         "images": images,
-        "annotations": told,
+        "annotations": entries,
         "categories": [{"id": i, "name": n} for i, n in enumerate(categories, 1)],
     }
 
@@ -268,9 +270,11 @@ def inaturalist2018(root: Path) -> Path:
     photos(root, *names)
     for split, own in (("train", names[:4]), ("val", names[4:])):
         images = [{"id": i, "file_name": name, "width": 32, "height": 24} for i, name in enumerate(own)]
-        told = [{"id": i, "image_id": i, "category_id": i % 2} for i in range(len(own))]
+        entries = [{"id": i, "image_id": i, "category_id": i % 2} for i in range(len(own))]
         categories = [{"id": i, "name": str(i)} for i in (0, 1)]
-        write(root, f"{split}2018.json", {"info": {}, "images": images, "annotations": told, "categories": categories})
+        write(
+            root, f"{split}2018.json", {"info": {}, "images": images, "annotations": entries, "categories": categories}
+        )
     return root
 
 

@@ -7,7 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.datasets import ClassTable, ImageStore, LabeledImages, Mask
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.images.image_store import ImageStore, Mask
 from patchloom_runtime.errors import DataError
 
 OUTSIDE = 255
@@ -62,9 +63,9 @@ class Painted(ImageStore):
 
 def painted(*parts: str, **options: object) -> LabeledImages:
     """The set, of which `parts` are read."""
-    pictures = Painted(**options)
-    rows = np.arange(len(pictures))
-    return LabeledImages(pictures, rows, rows % 3, ClassTable(tuple("abc"))).with_parts(*parts)
+    images = Painted(**options)
+    rows = np.arange(len(images))
+    return LabeledImages(images, rows, rows % 3, ClassTable(tuple("abc"))).with_parts(*parts)
 
 
 def check_aligned(images: Tensor, parts: dict[str, Tensor | Boxes], reach: int = 4) -> tuple[int, int]:
@@ -83,8 +84,8 @@ def check_aligned(images: Tensor, parts: dict[str, Tensor | Boxes], reach: int =
         compared += int(even.sum())
         for x0, y0, x1, y1, category, number in of.tolist():
             rows, columns = torch.nonzero(objects == number, as_tuple=True)
-            shown = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
-            assert all(abs(a - b) <= 1 for a, b in zip((x0, y0, x1, y1), shown, strict=True)), (shown, x0, y0, x1, y1)
+            listed = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+            assert all(abs(a - b) <= 1 for a, b in zip((x0, y0, x1, y1), listed, strict=True)), (listed, x0, y0, x1, y1)
             assert torch.equal(mask[rows, columns].unique(), torch.tensor([category + 1], dtype=mask.dtype))
             boxes_seen += 1
         for number in set(objects.unique().tolist()) - {0, *of[:, 5].long().tolist()}:

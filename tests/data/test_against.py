@@ -9,7 +9,7 @@ from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import UsageError
-from tests.data.dirty import jpeg, make_clean, picture
+from tests.data.dirty import jpeg, make_clean, make_image
 from tests.data.facts import any_has, has_facts
 from tests.reliability.commands import command
 
@@ -20,13 +20,13 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     a = make_clean(tmp_path / "a")  # pictures 0…11 in train, 12…17 in val
-    for split, pictures in (("train", (500, 2)), ("test", (501, 502))):
+    for split, images in (("train", (500, 2)), ("test", (501, 502))):
         (tmp_path / "b" / split / "x").mkdir(parents=True)
-        for seed in pictures:
-            (tmp_path / "b" / split / "x" / f"{seed}.jpg").write_bytes(jpeg(picture(seed)))
+        for seed in images:
+            (tmp_path / "b" / split / "x" / f"{seed}.jpg").write_bytes(jpeg(make_image(seed)))
     test = tmp_path / "b" / "test" / "x"
     (test / "same.jpg").write_bytes((a / "train/cat/1.jpg").read_bytes())
-    (test / "nearly.jpg").write_bytes(jpeg(picture(3).resize((40, 40)), quality=80))
+    (test / "nearly.jpg").write_bytes(jpeg(make_image(3).resize((40, 40)), quality=80))
     (test / "of_val.jpg").write_bytes((a / "val/ant/0.jpg").read_bytes())
     return a, tmp_path / "b"
 
@@ -34,9 +34,9 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 def test_what_the_test_set_holds_too_is_found(both: tuple[Path, Path]) -> None:
     a, b = both
     report = check(a, against=b)
-    found = {(one.key, Path(one.of.where).name, one.near) for one in report.against.overlaps}
+    result = {(one.key, Path(one.of.where).name, one.near) for one in report.against.overlaps}
     # Neither what train of the other set holds (picture 2), nor what val holds.
-    assert found == {("train/cat/1.jpg", "same.jpg", False), ("train/ant/3.jpg", "nearly.jpg", True)}
+    assert result == {("train/cat/1.jpg", "same.jpg", False), ("train/ant/3.jpg", "nearly.jpg", True)}
     assert has_facts(report.against.name, "test", "b")
     assert report.against.images == 5
     (problem,) = report.problems()

@@ -15,7 +15,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import SHARED
-from tests.data.dirty import jpeg, picture
+from tests.data.dirty import jpeg, make_image
 from tests.data.facts import any_has, facts, has_facts
 from tests.reliability.commands import command
 
@@ -36,20 +36,20 @@ def make_masks(root, names=("ground", "tree")):
     for i, split in enumerate(("train", "train", "train", "val", "val")):
         for folder in ("images", "masks"):
             (root / folder / split).mkdir(parents=True, exist_ok=True)
-        (root / "images" / split / f"{i}.jpg").write_bytes(jpeg(picture(i)))
+        (root / "images" / split / f"{i}.jpg").write_bytes(jpeg(make_image(i)))
         mask().save(root / "masks" / split / f"{i}.png")
     if names:
         (root / "classes.txt").write_text("\n".join(names) + "\n")
     return root
 
 
-def found(root):
+def faults_of(root):
     return {(os.path.relpath(fault.where, root), fault.kind, fault.detail) for fault in check(root).faults}
 
 
 def assert_faults(root, expected):
     """Compare the places of all faults, and the facts in the detail of each."""
-    faults = found(root)
+    faults = faults_of(root)
     assert Counter(where for where, *_ in faults) == Counter(where for where, *_ in expected)
     for where, *parts in expected:
         assert any_has((detail for at, _, detail in faults if at == where), *parts), (where, faults)
@@ -67,7 +67,7 @@ def test_masks_without_fault(tmp_path):
 
 def test_faults_of_masks(tmp_path):
     root = make_masks(tmp_path / "data")
-    (root / "images/train/new.jpg").write_bytes(jpeg(picture(50)))
+    (root / "images/train/new.jpg").write_bytes(jpeg(make_image(50)))
     mask().save(root / "masks/val/old.png")
     mask(size=(48, 40)).save(root / "masks/train/0.png")
     mask(value=7).save(root / "masks/train/1.png")
@@ -98,8 +98,8 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     palette = mask().copy()
     palette.putpalette([value for i in range(256) for value in (i, 255 - i, 7)])
     palette.save(root / "masks/train/0.png")
-    with Image.open(root / "masks/train/0.png") as kept:
-        assert kept.mode == "P"
+    with Image.open(root / "masks/train/0.png") as remaining:
+        assert remaining.mode == "P"
     assert_faults(root, [])
     assert np.unique(find_source(root).train.images.mask(0).classes).tolist() == [0, 1]
     wrong = mask(value=9).copy()
@@ -116,7 +116,7 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     assert_faults(root, expected)
 
 
-def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
+def test_a_repaired_mask_is_noticed_although_its_image_is_the_same(tmp_path):
     root = make_masks(tmp_path / "data")
     mask(value=9).save(root / "masks/train/0.png")
     assert len(check(root).faults) == 1
@@ -126,9 +126,9 @@ def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
 
 
 def test_a_stamp_differs_when_either_file_does() -> None:
-    picture, before, after = (b"x", 10, 900), (b"y", 5, 100), (b"y", 5, 200)
-    assert len({str(changed_with([one], [other])) for one, other in ((picture, before), (picture, after))}) == 2
-    assert len({str(changed_with([one], [other])) for one, other in ((before, picture), (after, picture))}) == 2
+    image, before, after = (b"x", 10, 900), (b"y", 5, 100), (b"y", 5, 200)
+    assert len({str(changed_with([one], [other])) for one, other in ((image, before), (image, after))}) == 2
+    assert len({str(changed_with([one], [other])) for one, other in ((before, image), (after, image))}) == 2
     assert changed_with([None], [before]) == [None]
 
 
@@ -155,7 +155,7 @@ def make_coco(root, **changes):
         (root / split).mkdir(parents=True, exist_ok=True)
         (root / "annotations").mkdir(exist_ok=True)
         for number in numbers:
-            (root / split / f"{number}.jpg").write_bytes(jpeg(picture(number)))
+            (root / split / f"{number}.jpg").write_bytes(jpeg(make_image(number)))
         content = {
             "images": [{"id": n, "file_name": f"{n}.jpg", "width": 48, "height": 48} for n in numbers],
             "categories": [{"id": 18, "name": "dog"}, {"id": 44, "name": "bottle"}],
@@ -174,9 +174,9 @@ def test_boxes_without_fault(tmp_path):
     assert report.name == "data (COCO boxes)"
     assert report.splits == {"train": 2, "val": 1}
     assert (report.faults, report.problems(strict=True)) == ((), [])
-    pictures = report.listings["train"].images
-    assert pictures.object_names == ("dog", "bottle")
-    assert pictures.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
+    images = report.listings["train"].images
+    assert images.object_names == ("dog", "bottle")
+    assert images.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
 
 
 def box(identity, bbox, image=1, category=18):
@@ -212,15 +212,15 @@ def test_faults_of_boxes(tmp_path):
     assert len({fault.kind for fault in check(root).faults}) == 6
 
 
-def test_pictures_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
+def test_images_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
     root = make_coco(tmp_path / "data", images=[{"id": 8, "file_name": "8.jpg", "width": 48, "height": 48}])
-    (root / "train2017" / "8.jpg").write_bytes(jpeg(picture(8)))
+    (root / "train2017" / "8.jpg").write_bytes(jpeg(make_image(8)))
     report = check(root)
     assert (report.faults, report.problems(strict=True)) == ((), [])
     assert [os.path.basename(odd.place.where) for odd in report.odd] == ["8.jpg"]
-    said = command(("check", root), monkeypatch, capsys)
-    assert said.code == 0
-    assert has_facts(said.output, 1, "train2017/8.jpg")
+    text = command(("check", root), monkeypatch, capsys)
+    assert text.code == 0
+    assert has_facts(text.output, 1, "train2017/8.jpg")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_faults_in_parquet_columns(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table(
         {
-            "image": [jpeg(picture(i)) for i in range(4)],
+            "image": [jpeg(make_image(i)) for i in range(4)],
             "boxes": [[[0, 0, 8, 8]], [[9, 9, 9, 12]], [[0, 0, 99, 8]], [[1, 1, 2, 2]]],
             "labels": [[0], [0], [0], [5]],
         }

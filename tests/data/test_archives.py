@@ -1,5 +1,6 @@
 """Zip and tar files as data: class folders, splits, a labels file inside; and what is refused."""
 
+import gzip
 import io
 import os
 import pickle
@@ -20,7 +21,7 @@ from patchloom_runtime.images.decode import MAX_FILE_BYTES
 from tests.data.facts import facts, has_facts
 
 
-def picture(value=0, size=16):
+def make_image(value=0, size=16):
     buffer = io.BytesIO()
     Image.new("RGB", (size, size), (value, value // 2, 7)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -28,7 +29,7 @@ def picture(value=0, size=16):
 
 def members(prefix="", splits=("",), classes=("cat", "dog"), count=4):
     names = [f"{prefix}{split}{name}/{i}.png" for split in splits for name in classes for i in range(count)]
-    return {name: picture(7 * i) for i, name in enumerate(names)}
+    return {name: make_image(7 * i) for i, name in enumerate(names)}
 
 
 def zipped(path, files, method=zipfile.ZIP_DEFLATED):
@@ -71,14 +72,14 @@ KINDS = ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz"]
 @pytest.mark.parametrize("prefix", ["", "a/", "./top/data/"])
 def test_class_folders_of_every_kind(tmp_path, name, prefix):
     files = members(prefix)
-    found = find_source(packed(tmp_path / name, files))
-    assert found.name == "a (class folders)"
-    assert labels_of(found.train) == {f"{name}/{i}.png": name for name in ("cat", "dog") for i in range(4)}
-    pictures = pickle.loads(pickle.dumps(found.train.images))
+    source = find_source(packed(tmp_path / name, files))
+    assert source.name == "a (class folders)"
+    assert labels_of(source.train) == {f"{name}/{i}.png": name for name in ("cat", "dog") for i in range(4)}
+    images = pickle.loads(pickle.dumps(source.train.images))
     for row, content in zip(range(8), files.values(), strict=True):
-        assert pictures.encoded(row) == content
-        assert np.array_equal(pictures.read(row), Image.open(io.BytesIO(content)))
-    assert pictures.where(0).startswith(f"{tmp_path / name}, ")
+        assert images.encoded(row) == content
+        assert np.array_equal(images.read(row), Image.open(io.BytesIO(content)))
+    assert images.where(0).startswith(f"{tmp_path / name}, ")
 
 
 def test_splits_and_nothing_is_written_beside(tmp_path):
@@ -95,26 +96,26 @@ def test_other_ways_to_pack(tmp_path, method):
 
 def test_a_labels_file_inside_or_outside(tmp_path):
     table = "file,species\n" + "\n".join(f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(4))
-    pictures = {f"photos/{i}.png": picture(i) for i in range(4)}
-    inside = zipped(tmp_path / "in.zip", pictures | {"photos/labels.csv": table.encode()})
+    images = {f"photos/{i}.png": make_image(i) for i in range(4)}
+    inside = zipped(tmp_path / "in.zip", images | {"photos/labels.csv": table.encode()})
     wanted = {f"{i}.png": "cat" if i % 2 else "dog" for i in range(4)}
     assert labels_of(find_source(inside).train) == wanted
     assert labels_of(find_source(inside, reading=Reading(labels="labels.csv")).train) == wanted
     (tmp_path / "l.csv").write_text(table)
-    outside = tarred(tmp_path / "out.tar", pictures)
+    outside = tarred(tmp_path / "out.tar", images)
     assert labels_of(find_source(outside, reading=Reading(labels=tmp_path / "l.csv")).train) == wanted
 
 
 def test_a_pattern_for_names_inside(tmp_path):
-    path = zipped(tmp_path / "a.zip", {f"{name}_{i}.png": picture(i) for name in ("cat", "dog") for i in range(2)})
+    path = zipped(tmp_path / "a.zip", {f"{name}_{i}.png": make_image(i) for name in ("cat", "dog") for i in range(2)})
     assert find_source(path, reading=Reading(label_pattern="{label}_*")).train.names == ("cat", "dog")
 
 
 def test_dirt_of_archives_is_passed_over(tmp_path):
     files = members("top/") | {"__MACOSX/top/cat/._0.png": b"x", "top/.DS_Store": b"x", "top/cat/Thumbs.db": b"x"}
-    found = find_source(zipped(tmp_path / "a.zip", files))
-    assert len(found.train) == 8
-    (note,) = found.notes
+    source = find_source(zipped(tmp_path / "a.zip", files))
+    assert len(source.train) == 8
+    (note,) = source.notes
     assert has_facts(note, ".db")
     windows = {name.replace("/", "\\"): content for name, content in members().items()}
     assert len(find_source(zipped(tmp_path / "b.zip", windows)).train) == 8
@@ -130,7 +131,7 @@ def test_a_scan_of_an_archive_is_remembered(tmp_path):
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
 def test_paths_that_leave_the_archive(tmp_path, name, kind):
     with pytest.raises(DataError, match=facts(name)):
-        find_source(packed(tmp_path / kind, members() | {name: picture()}))
+        find_source(packed(tmp_path / kind, members() | {name: make_image()}))
 
 
 def test_links_are_not_followed(tmp_path):
@@ -140,9 +141,9 @@ def test_links_are_not_followed(tmp_path):
         info = zipfile.ZipInfo("cat/link.png")
         info.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(info, "/etc/passwd")
-    found = find_source(path)
-    assert len(found.train) == 8
-    assert "cat/link.png" in found.notes[0]
+    source = find_source(path)
+    assert len(source.train) == 8
+    assert "cat/link.png" in source.notes[0]
 
 
 def test_encrypted_members_are_named(tmp_path):
@@ -240,6 +241,24 @@ def test_compressed_tars_that_are_bombs_or_do_not_fit(tmp_path, monkeypatch):
 def test_web_dataset_stays_what_it_was(tmp_path):
     files = {}
     for i in range(4):
-        files |= {f"shard/{i:03d}.png": picture(i), f"shard/{i:03d}.cls": str(i % 2).encode()}
+        files |= {f"shard/{i:03d}.png": make_image(i), f"shard/{i:03d}.cls": str(i % 2).encode()}
     for name in ("a.tar", "a.tar.gz"):
         assert find_source(packed(tmp_path / name, files)).train.labels.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["b.tar", "b.tar.gz"])
+def test_errors_and_keys_of_a_compressed_shard_name_the_original(tmp_path, name):
+    """Not the uncompressed copy in the cache folder, whose name changes with the file."""
+    samples = {f"{i:04d}{end}": data for i in range(3) for end, data in ((".png", make_image(i)), (".cls", b"0"))}
+    path = tarred(tmp_path / name, samples, "w:gz")
+    (tmp_path / "classes.txt").write_text("cat\n")
+    listing = find_source(path).train
+    assert listing.names == ("cat",)
+    assert listing.images.key(0) == f"{name}/0000.png"
+    assert listing.images.where(0) == f"{path}, 0000.png"
+    plain = bytearray(gzip.decompress(path.read_bytes()))
+    plain[1024 + 300] ^= 0xFF  # in the header of the second member
+    path.write_bytes(gzip.compress(plain))
+    with pytest.raises(DataError, match=facts(path)) as error:
+        find_source(path)
+    assert "patchloom/archives" not in str(error.value)

@@ -23,19 +23,19 @@ from tests.reliability.commands import OPTIONS, WORKERS, command
 
 def answer(path: Path) -> Image.Image | DataError:
     """What reading gives, within ten seconds."""
-    found: list[Image.Image | DataError] = []
+    result: list[Image.Image | DataError] = []
 
     def read() -> None:
         try:
-            found.append(decode(path, printable(path.name)))
+            result.append(decode(path, printable(path.name)))
         except DataError as error:
-            found.append(error)
+            result.append(error)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(timeout=10)
-    assert found, "it hangs, or raised something else"
-    return found[0]
+    assert result, "it hangs, or raised something else"
+    return result[0]
 
 
 def test_there_are_at_least_48_kinds() -> None:
@@ -47,19 +47,19 @@ def test_there_are_at_least_48_kinds() -> None:
 def test_each_kind_is_read_rightly_or_refused_by_name(name: str, tmp_path: Path, capfd) -> None:
     kind = KINDS[name]
     kind.write(tmp_path / kind.file)
-    found = answer(tmp_path / kind.file)
+    result = answer(tmp_path / kind.file)
     assert capfd.readouterr() == ("", "")
     if kind.refused:
-        assert isinstance(found, DataError), "it was read"
-        assert str(found).startswith(f"{printable(kind.file)}: ")
-        assert kind.refused in str(found)
-        assert "\n" not in str(found)
+        assert isinstance(result, DataError), "it was read"
+        assert str(result).startswith(f"{printable(kind.file)}: ")
+        assert kind.refused in str(result)
+        assert "\n" not in str(result)
         return
-    assert isinstance(found, Image.Image), found
-    assert found.mode == "RGB"
+    assert isinstance(result, Image.Image), result
+    assert result.mode == "RGB"
     if kind.pixels is not None:
-        assert found.size == kind.pixels.shape[1::-1]
-        off = np.abs(np.asarray(found, np.int16) - kind.pixels)
+        assert result.size == kind.pixels.shape[1::-1]
+        off = np.abs(np.asarray(result, np.int16) - kind.pixels)
         assert off.mean() <= kind.within
         assert off.max() <= 12 * kind.within
 
@@ -121,13 +121,13 @@ def test_training_on_all_of_them_counts_and_names_what_it_left_out(
     done = command(("train", data, "--out", run, *options), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert done.errors == ""
-    said = (run / "left_out.tsv").read_text().splitlines()[1:]
-    assert [line.split("\t")[0] for line in said] == sorted(printable(data / "odd" / k.file) for k in REFUSED.values())
+    text = (run / "left_out.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[0] for line in text] == sorted(printable(data / "odd" / k.file) for k in REFUSED.values())
     assert any_has(done.output.splitlines(), len(REFUSED), "left_out.tsv")
     done = command(("evaluate", run, data, "--split", "all", "--json"), monkeypatch, capsys)
-    found = json.loads(done.output)
-    assert found["images"] == len(READ) + 80  # no picture counts in place of one that cannot be read
-    assert has_facts(found["notes"][-1], len(REFUSED))
+    result = json.loads(done.output)
+    assert result["images"] == len(READ) + 80  # no picture counts in place of one that cannot be read
+    assert has_facts(result["notes"][-1], len(REFUSED))
     assert before(data) == untouched
 
 

@@ -17,8 +17,8 @@ def test_digits():
     assert not set(data.train.rows) & set(data.val.rows)
     share = np.bincount(data.val.labels) / (np.bincount(data.train.labels) + np.bincount(data.val.labels))
     assert np.all(np.abs(share - 0.2) < 0.005)
-    picture = np.asarray(data.train.read(0))
-    assert picture.shape == (8, 8, 3)
+    image = np.asarray(data.train.read(0))
+    assert image.shape == (8, 8, 3)
     everything = np.stack([np.asarray(data.val.read(i)) for i in range(len(data.val))])
     assert (everything.min(), everything.max()) == (0, 255)
 
@@ -71,11 +71,11 @@ def test_masks_and_boxes_fit_each_other(shapes):
 def test_the_object_stands_out_from_its_ground(shapes):
     contrasts = []
     for i in range(64):
-        grey, seen = (
+        grey, visible = (
             np.asarray(shapes.train.read(i).convert("L"), dtype=float),
             shapes.train.mask(i).instances == 1,
         )
-        contrasts.append(abs(grey[seen].mean() - grey[~seen].mean()))
+        contrasts.append(abs(grey[visible].mean() - grey[~visible].mean()))
     assert np.median(contrasts) > 30
 
 

@@ -25,7 +25,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
 from patchloom_runtime.images.decode import read_file
-from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.data.dirty import jpeg, make_clean, make_dirty, make_image, make_shift
 from tests.data.facts import any_has, facts, has_facts
 from tests.data.test_sources import shard
 
@@ -135,7 +135,7 @@ def test_a_near_copy_across_splits_and_labels_is_wrong_only_where_strict(tmp_pat
     assert has_facts(leaked, "train", "val")
 
 
-def test_flat_pictures_are_no_near_duplicates(tmp_path):
+def test_flat_images_are_no_near_duplicates(tmp_path):
     root = make_clean(tmp_path / "data")
     for level in range(100, 110):
         Image.new("RGB", (48, 48), (level,) * 3).save(root / "train/ant" / f"flat{level}.png")
@@ -148,7 +148,7 @@ def test_a_made_split_keeps_copies_together(tmp_path):
     for name in ("ant", "cat"):
         (root / name).mkdir(parents=True)
         for i in range(10):  # five pictures, each twice: the second saved again for every other
-            again = jpeg(picture(i // 2 + 50 * (name == "cat")), quality=90 if i % 4 < 2 else 60 + 30 * (i % 2))
+            again = jpeg(make_image(i // 2 + 50 * (name == "cat")), quality=90 if i % 4 < 2 else 60 + 30 * (i % 2))
             (root / name / f"{i}.jpg").write_bytes(again)
     report = check(root)
     assert report.splits == {"train": 20}
@@ -170,7 +170,7 @@ def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decod
     second = check(root)
     assert (second.decoded, decoded) == (0, [])
     assert {**second.to_dict(), "decoded": 0} == {**first.to_dict(), "decoded": 0}
-    (root / "train/ant/0.jpg").write_bytes(jpeg(picture(500, (64, 64))))
+    (root / "train/ant/0.jpg").write_bytes(jpeg(make_image(500, (64, 64))))
     third = check(root)
     assert (third.decoded, decoded) == (1, ["0.jpg"])
     assert third.widths[2] == 400
@@ -183,7 +183,7 @@ def make_parquet(root, seed):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     root.mkdir(exist_ok=True)
     for split, count in (("train", 6), ("val", 4)):
-        images = [jpeg(picture(seed + i)) for i in range(count)]
+        images = [jpeg(make_image(seed + i)) for i in range(count)]
         pq.write_table(pa.table({"image": images, "label": ["a", "b"] * (count // 2)}), root / f"{split}.parquet")
         seed += count
     return root
@@ -194,7 +194,7 @@ def make_shards(root, seed):
     for split, count in (("train", 6), ("val", 4)):
         members = {}
         for i in range(count):
-            members |= {f"{i}.jpg": jpeg(picture(seed + i)), f"{i}.cls": b"ab"[i % 2 : i % 2 + 1]}
+            members |= {f"{i}.jpg": jpeg(make_image(seed + i)), f"{i}.cls": b"ab"[i % 2 : i % 2 + 1]}
         shard(root / f"{split}.tar", members.items())
         seed += count
     return root
@@ -204,7 +204,7 @@ def make_saved(root, seed):
     datasets = pytest.importorskip("datasets")
 
     def rows(first, count):
-        images = [{"bytes": jpeg(picture(first + i)), "path": None} for i in range(count)]
+        images = [{"bytes": jpeg(make_image(first + i)), "path": None} for i in range(count)]
         features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
         return datasets.Dataset.from_dict({"image": images, "label": ["a", "b"] * (count // 2)}, features=features)
 
@@ -213,7 +213,7 @@ def make_saved(root, seed):
 
 
 @pytest.mark.parametrize("make", [make_parquet, make_shards, make_saved])
-def test_files_of_many_pictures_are_remembered_too(tmp_path, make, decoded):
+def test_files_of_many_images_are_remembered_too(tmp_path, make, decoded):
     root = make(tmp_path / "data", 0)
     first = check(root)
     assert (first.decoded, len(decoded)) == (10, 10)
@@ -229,7 +229,7 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for split, seed in (("train", 0), ("test", 4)):
         (tmp_path / split).mkdir()
-        images = [jpeg(picture(seed + i)) for i in range(4)]
+        images = [jpeg(make_image(seed + i)) for i in range(4)]
         pq.write_table(pa.table({"image": images, "label": ["a", "b"] * 2}), tmp_path / split / "0.parquet")
         os.utime(tmp_path / split / "0.parquet", ns=(0, 12345))
     check(str(tmp_path / "*" / "0.parquet"))
@@ -238,21 +238,21 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
-    seen = ScanCache(str(tmp_path))
+    visible = ScanCache(str(tmp_path))
     held = "import sys, time; from patchloom.data.checking.scan_cache import ScanCache, taking_turns\n"
     held += "with taking_turns([ScanCache(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGSTOP)
-    asked = []
+    calls = []
 
     def waiting(number):
-        asked.append(number)
-        if len(asked) > 10:
+        calls.append(number)
+        if len(calls) > 10:
             holder.kill()
 
     monkeypatch.setattr(scan_cache, "_POLL_EVERY_S", 0.01)
-    with taking_turns([seen], waiting):
+    with taking_turns([visible], waiting):
         pass
     holder.communicate()
     assert any_has(capsys.readouterr().err.splitlines(), holder.pid, f"kill -CONT {holder.pid}")
@@ -274,9 +274,9 @@ def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
 def decoded_by(root, start, answers):
     look = scan.scan_image
 
-    def slow(pictures, row):
+    def slow(images, row):
         time.sleep(0.02)
-        return look(pictures, row)
+        return look(images, row)
 
     scan.scan_image = slow
     start.wait()
@@ -317,18 +317,18 @@ def wait_until(there, seconds=60):
 
 
 def test_who_waits_hears_how_far_the_other_is(tmp_path):
-    kept = ScanCache(str(tmp_path))
-    kept.write([((b"a", 1, 2), ImageScan()), ((b"b", 1, 2), ImageScan())])
-    heard = []
-    with taking_turns([kept], heard.append):
+    remaining = ScanCache(str(tmp_path))
+    remaining.write([((b"a", 1, 2), ImageScan()), ((b"b", 1, 2), ImageScan())])
+    reports = []
+    with taking_turns([remaining], reports.append):
 
         def stop(count):
-            heard.append(count)
+            reports.append(count)
             raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt), taking_turns([kept], stop):
+        with pytest.raises(KeyboardInterrupt), taking_turns([remaining], stop):
             pass
-    assert heard == [2]
+    assert reports == [2]
 
 
 def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path):
@@ -378,7 +378,7 @@ check(sys.argv[1], workers=1)
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp", "tif", "gif"])
-def test_a_lack_of_memory_is_no_fault_of_a_picture_and_is_not_remembered(tmp_path, extension):
+def test_a_lack_of_memory_is_no_fault_of_an_image_and_is_not_remembered(tmp_path, extension):
     root = make_clean(tmp_path / "data")
     (root / "train/ant/0.jpg").unlink()
     large = Image.new("RGB", (4900, 4900), "red")  # 72 MB decoded
@@ -388,7 +388,7 @@ def test_a_lack_of_memory_is_no_fault_of_a_picture_and_is_not_remembered(tmp_pat
     assert check(root).unreadable == ()
 
 
-def test_too_many_open_files_are_no_fault_of_a_picture(tmp_path, monkeypatch):
+def test_too_many_open_files_are_no_fault_of_an_image(tmp_path, monkeypatch):
     file = make_clean(tmp_path / "data") / "train/ant/0.jpg"
 
     def refuse(*arguments, **options):
@@ -467,9 +467,9 @@ def test_sources_without_files(tmp_path):
     assert (report.unreadable, report.odd) == ((), ())
 
 
-def test_a_labels_file_and_unlabeled_pictures(tmp_path):
+def test_a_labels_file_and_unlabeled_images(tmp_path):
     for i in range(4):
-        picture(i).save(tmp_path / f"{i}.png")
+        make_image(i).save(tmp_path / f"{i}.png")
     assert check(tmp_path).classes == {}
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
     assert check(tmp_path, reading=Reading(labels=tmp_path / "labels.csv")).classes == {

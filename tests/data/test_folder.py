@@ -23,8 +23,8 @@ def draw(path):
     return path
 
 
-def names_of(pictures):
-    return {pictures.key(i): pictures.classes.names[pictures.labels[i]] for i in range(len(pictures))}
+def names_of(images):
+    return {images.key(i): images.classes.names[images.labels[i]] for i in range(len(images))}
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_nested_files_any_case_and_names_that_are_not_utf8(tmp_path):
     everything = [*names_of(data.train).items(), *names_of(data.val).items()]
     assert ("a/2024/0.PNG", "a") in everything
     assert (f"b/{odd}", "b") in everything
-    for pictures in (data.train, data.val):
-        for i in range(len(pictures)):
-            pictures.read(i)
-            pictures.where(i).encode("utf-8")  # printable anywhere
+    for images in (data.train, data.val):
+        for i in range(len(images)):
+            images.read(i)
+            images.where(i).encode("utf-8")  # printable anywhere
     whole = open_folder(tmp_path).train.images
     assert r"caf\xe9.png" in " ".join(whole.where(i) for i in range(len(whole)))
 
@@ -174,7 +174,7 @@ def test_too_little_to_classify(tmp_path):
         open_data(tmp_path)
 
 
-def test_pictures_without_labels_are_for_other_tasks(tmp_path):
+def test_images_without_labels_are_for_other_tasks(tmp_path):
     for i in range(5):
         draw(tmp_path / f"{i}.png")
     with pytest.raises(DataError, match=facts(5, "--labels")):
@@ -184,7 +184,7 @@ def test_pictures_without_labels_are_for_other_tasks(tmp_path):
     assert set(data.train.labels) == {-1}
 
 
-def test_pictures_beside_an_empty_folder_are_pictures_without_labels(tmp_path):
+def test_images_beside_an_empty_folder_are_images_without_labels(tmp_path):
     (tmp_path / "results").mkdir()
     draw(tmp_path / "a.png")
     with pytest.raises(DataError, match=facts(1, "--labels")):
@@ -249,10 +249,10 @@ def test_a_stranger_to_the_taxonomy_is_named_at_evaluation(clean, tmp_path):
     (tmp_path / "t.json").write_text('{"ant": "small", "cat": "large", "dog": "large"}')
     model = open_data(clean, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse").classes
     draw(clean / "val" / "bee" / "0.png")
-    found = open_for(clean, model, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse")
-    assert names_of(found)["val/ant/0.png"] == "small"
-    assert len(found) == 6
-    assert "'bee' (1 image)" in found.notes[0]
+    source = open_for(clean, model, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse")
+    assert names_of(source)["val/ant/0.png"] == "small"
+    assert len(source) == 6
+    assert "'bee' (1 image)" in source.notes[0]
 
 
 def test_taxonomy_that_misses_a_class(clean, tmp_path):

@@ -44,10 +44,10 @@ def test_patterns_that_are_none(pattern):
 
 def test_flat_and_nested(tmp_path):
     tree = draw(tmp_path / "photos", "cat_1.png", "cat_2.png", "day2/dog_1.png", "dog_2.png", "README.png")
-    found = open_by_pattern(tree, "{label}_*.png")
-    assert found.name.startswith("photos (")
-    assert (found.train.names, found.train.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
-    first, second = found.notes
+    source = open_by_pattern(tree, "{label}_*.png")
+    assert source.name.startswith("photos (")
+    assert (source.train.names, source.train.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
+    first, second = source.notes
     assert has_facts(first, "'{label}_*.png'", 2)
     assert has_facts(second, 5, "'{label}_*.png'", "README.png")
     with pytest.raises(DataError, match=facts(5, "'{label}_*.png'", "README.png")):
@@ -60,8 +60,8 @@ def test_flat_and_nested(tmp_path):
 
 def test_folders_called_train_and_val_are_splits(tmp_path):
     tree = draw(tmp_path, "train/cat_1.png", "train/cat_2.png", "train/dog_1.png", "val/dog_1.png")
-    found = open_by_pattern(tree, "{label}_*")
-    assert (len(found.train), len(found.val)) == (3, 1)
+    source = open_by_pattern(tree, "{label}_*")
+    assert (len(source.train), len(source.val)) == (3, 1)
 
 
 def test_suggestions():

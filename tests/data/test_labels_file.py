@@ -72,12 +72,12 @@ def test_bytes_and_paths(photos, content):
 
 
 def test_what_was_understood_is_said(photos):
-    found = open_text(photos, "image;species;set\na.png;cat;train\nb.png;dog;train\nc.png;cat;val\nd.png;dog;val\n")
-    (note,) = found.notes
+    source = open_text(photos, "image;species;set\na.png;cat;train\nb.png;dog;train\nc.png;cat;val\nd.png;dog;val\n")
+    (note,) = source.notes
     assert has_facts(note, "labels.csv", "'image'", "'species'", 2, "'set'", ";")
-    assert labels_of(found.val) == {"c.png": "cat", "d.png": "dog"}
-    found = open_text(photos, rows(" ", ""), "list.txt")
-    (note,) = found.notes
+    assert labels_of(source.val) == {"c.png": "cat", "d.png": "dog"}
+    source = open_text(photos, rows(" ", ""), "list.txt")
+    (note,) = source.notes
     assert has_facts(note, "list.txt", 1, 2)
 
 
@@ -85,18 +85,18 @@ def test_absolute_paths_and_a_file_elsewhere(photos, tmp_path):
     assert labels_of(open_text(photos, rows(prefix=f"{photos}/")).train) == PATHS
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "l.csv").write_text(rows(prefix="../photos/"))
-    found = open_labels_file(tmp_path / "lists" / "l.csv", photos)
-    assert labels_of(found.train) == PATHS
+    source = open_labels_file(tmp_path / "lists" / "l.csv", photos)
+    assert labels_of(source.train) == PATHS
     (tmp_path / "lists" / "l.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
-    found = open_labels_file(tmp_path / "lists" / "l.csv", photos)
-    assert has_facts(found.notes[-1], 2, "photos")
+    source = open_labels_file(tmp_path / "lists" / "l.csv", photos)
+    assert has_facts(source.notes[-1], 2, "photos")
 
 
 def test_a_name_without_extension_must_fit_one_file(photos):
     Image.new("RGB", (8, 8)).save(photos / "a.jpg")
-    found = open_text(photos, "id,label\na,cat\nb,dog\nc,cat\nd,dog\n")
-    assert has_facts(found.notes[-1], 4, " a")
-    assert "a.jpg" not in labels_of(found.train)
+    source = open_text(photos, "id,label\na,cat\nb,dog\nc,cat\nd,dog\n")
+    assert has_facts(source.notes[-1], 4, " a")
+    assert "a.jpg" not in labels_of(source.train)
 
 
 def test_a_name_alone_is_found_in_the_folder_of_its_split(photos):
@@ -104,9 +104,9 @@ def test_a_name_alone_is_found_in_the_folder_of_its_split(photos):
         draw(photos / split / "0001.png")
         draw(photos / split / "0002.png")
     (photos / "test.csv").write_text("id\n0001\n0002\n")
-    found = open_text(photos, "id,breed\n0001,cat\n0002,dog\n", "train.csv")
-    assert labels_of(found.train) == {"train/0001.png": "cat", "train/0002.png": "dog"}
-    assert any_has(found.notes, "test.csv")
+    source = open_text(photos, "id,breed\n0001,cat\n0002,dog\n", "train.csv")
+    assert labels_of(source.train) == {"train/0001.png": "cat", "train/0002.png": "dog"}
+    assert any_has(source.notes, "test.csv")
 
 
 def test_the_label_column_can_be_chosen(photos):
@@ -126,54 +126,54 @@ def test_words_are_preferred_to_numbers_and_other_columns_are_levels_or_left_out
         "filename,label,class_name,family,photographer,width\n"
         "a.png,0,lion,felid,ann,1\nb.png,1,wolf,canid,bob,2\nc.png,2,lynx,felid,ann,3\nd.png,0,lion,felid,bob,4\n"
     )
-    found = open_text(photos, text)
-    assert found.train.names == ("lion", "lynx", "wolf")
-    assert found.train.levels == {"family": {"lion": "felid", "wolf": "canid", "lynx": "felid"}}
-    assert any_has(found.notes, "labels.csv", "label, width")
-    assert any_has(found.notes, "labels.csv", "'photographer'", "'lion'", "'ann'", "'bob'")
+    source = open_text(photos, text)
+    assert source.train.names == ("lion", "lynx", "wolf")
+    assert source.train.levels == {"family": {"lion": "felid", "wolf": "canid", "lynx": "felid"}}
+    assert any_has(source.notes, "labels.csv", "label, width")
+    assert any_has(source.notes, "labels.csv", "'photographer'", "'lion'", "'ann'", "'bob'")
 
 
 def test_number_codes_are_ordered_as_numbers(photos):
-    found = open_text(photos, "path,label\na.png,10\nb.png,2\nc.png,2\nd.png,1\n")
-    assert found.train.names == ("1", "2", "10")
+    source = open_text(photos, "path,label\na.png,10\nb.png,2\nc.png,2\nd.png,1\n")
+    assert source.train.names == ("1", "2", "10")
 
 
 @pytest.mark.parametrize("cell", ["cat|dog", "cat;dog", '"cat, dog"', "\"['cat', 'dog']\""])
 def test_of_several_labels_the_first_counts(photos, cell):
     text = f"path,label\na.png,{cell}\nb.png,dog\nc.png,cat\nd.png,dog\n"
-    found = open_text(photos, text)
-    assert labels_of(found.train) == PATHS
-    assert any_has(found.notes, "labels.csv", 4)
+    source = open_text(photos, text)
+    assert labels_of(source.train) == PATHS
+    assert any_has(source.notes, "labels.csv", 4)
     with pytest.raises(DataError, match=facts("labels.csv", 4)):
         open_text(photos, text, strict=True)
 
 
 def test_commas_in_names_are_no_lists(photos):
-    found = open_text(photos, 'path,label\na.png,"tench, Tinca tinca"\nb.png,"goldfish, Carassius"\nc.png,ray\n')
-    assert found.train.names == ("goldfish, Carassius", "ray", "tench, Tinca tinca")
+    source = open_text(photos, 'path,label\na.png,"tench, Tinca tinca"\nb.png,"goldfish, Carassius"\nc.png,ray\n')
+    assert source.train.names == ("goldfish, Carassius", "ray", "tench, Tinca tinca")
 
 
 def test_a_column_for_each_class(photos):
     text = "image,cat,dog,cow\na.png,1.0,0.0,0.0\nb.png,0,1,0\nc.png,1,0,0\nd.png,0,1,1\n"
-    found = open_text(photos, text)
-    assert labels_of(found.train) == PATHS
-    assert has_facts(found.notes[0], 3, 2)
-    assert has_facts(found.notes[1], 4)
+    source = open_text(photos, text)
+    assert labels_of(source.train) == PATHS
+    assert has_facts(source.notes[0], 3, 2)
+    assert has_facts(source.notes[1], 4)
     assert labels_of(open_text(photos, text, label_column="dog").train)["b.png"] == "1"
 
 
 def test_rows_twice(photos):
-    found = open_text(photos, rows() + "\na.png,cat")
-    assert labels_of(found.train) == PATHS
-    assert has_facts(found.notes[-1], "labels.csv", 1)
+    source = open_text(photos, rows() + "\na.png,cat")
+    assert labels_of(source.train) == PATHS
+    assert has_facts(source.notes[-1], "labels.csv", 1)
     with pytest.raises(DataError, match=facts("a.png", "'cat'", "'dog'")):
         open_text(photos, rows() + "\na.png,dog")
 
 
 def test_latin_1_is_read_and_said(photos):
-    found = open_text(photos, "path,label\na.png,pâté\nb.png,café\n".encode("latin-1"))
-    assert found.train.names == ("café", "pâté")
-    assert "latin-1" in found.notes[0]
+    source = open_text(photos, "path,label\na.png,pâté\nb.png,café\n".encode("latin-1"))
+    assert source.train.names == ("café", "pâté")
+    assert "latin-1" in source.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -211,29 +211,29 @@ def grocery(root):
 
 def test_lists_of_all_splits_with_named_numbers(tmp_path):
     grocery(tmp_path)
-    found = open_labels_file(tmp_path / "val.txt", tmp_path)
-    assert found.train.names == ("Banana", "Golden", "Royal")
-    assert found.train.levels == {"coarse": {"Golden": "Apple", "Royal": "Apple", "Banana": "Banana"}}
-    assert set(labels_of(found.train)) == {
+    source = open_labels_file(tmp_path / "val.txt", tmp_path)
+    assert source.train.names == ("Banana", "Golden", "Royal")
+    assert source.train.levels == {"coarse": {"Golden": "Apple", "Royal": "Apple", "Banana": "Banana"}}
+    assert set(labels_of(source.train)) == {
         "train/Fruit/Apple/Golden_1.jpg", "train/Fruit/Apple/Royal_1.jpg", "train/Fruit/Banana/Banana_1.jpg",
     }  # fmt: skip
-    assert len(found.val) == 3
-    assert has_facts(found.notes[0], "val.txt", 1, 2, "classes.csv", 3)
+    assert len(source.val) == 3
+    assert has_facts(source.notes[0], "val.txt", 1, 2, "classes.csv", 3)
 
 
 def test_one_list_alone_says_what_is_missing(tmp_path):
     grocery(tmp_path)
     (tmp_path / "val.txt").unlink()
     (tmp_path / "test.txt").unlink()
-    found = open_labels_file(tmp_path / "train.txt", tmp_path)
-    assert any_has(found.notes, "train.txt", "val", "test")
-    assert found.val is None
-    assert has_facts(found.notes[-1], 6)
+    source = open_labels_file(tmp_path / "train.txt", tmp_path)
+    assert any_has(source.notes, "train.txt", "val", "test")
+    assert source.val is None
+    assert has_facts(source.notes[-1], 6)
 
 
 def test_names_by_line_for_numbers(photos):
     (photos / "classes.txt").write_text("great dane\nlynx\n")
-    found = open_text(photos, "a.png 0\nb.png 1\nc.png 0\nd.png 1\n", "train.txt")
-    assert found.train.names == ("great dane", "lynx")
+    source = open_text(photos, "a.png 0\nb.png 1\nc.png 0\nd.png 1\n", "train.txt")
+    assert source.train.names == ("great dane", "lynx")
     (photos / "classes.txt").write_text("1 great dane\n2 lynx\n")
     assert open_text(photos, "a.png 1\nb.png 2\n", "train.txt").train.names == ("great dane", "lynx")

@@ -35,13 +35,13 @@ def test_a_public_dataset_is_read_as_a_person_expects(layout: Layout, tmp_path) 
     task, _ = task_of_data(source)
     assert layout.reading in source.name.rpartition(" (")[2], source
     assert task == layout.task, source
-    pictures = source.train.images
-    names = pictures.object_names or source.train.names
+    images = source.train.images
+    names = images.object_names or source.train.names
     if task == "segment":
         names = of_masks(source).train.names
     assert (names if isinstance(layout.classes, tuple) else len(names)) == layout.classes
     assert {split: len(listing) for split, listing in source.listings.items()} == layout.splits
-    assert (pictures.mask_ignore if task == "segment" and has_masks(pictures) else None) == layout.ignore
+    assert (images.mask_ignore if task == "segment" and has_masks(images) else None) == layout.ignore
     for fact in layout.note:
         assert any_has(source.notes, fact), source.notes
     assert not source.faults
@@ -271,9 +271,9 @@ def test_two_lists_of_names_are_a_question(tmp_path) -> None:
     ],
 )
 def test_boxes_of_other_tools_are_in_pixels(name, box, tmp_path) -> None:
-    pictures = find_source(built(name, tmp_path)).train.images
-    assert pictures.boxes(0)[0, :4].tolist() == box
-    assert pictures.objects(0).boxes[0, :4].tolist() == box
+    images = find_source(built(name, tmp_path)).train.images
+    assert images.boxes(0)[0, :4].tolist() == box
+    assert images.objects(0).boxes[0, :4].tolist() == box
     assert not check(built(name, tmp_path / "again")).faults
 
 

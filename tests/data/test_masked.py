@@ -140,7 +140,7 @@ def test_the_palette_is_vocs_without_its_black():
     assert len({tuple(color) for color in palette(256).tolist()}) == 256
 
 
-def test_index_pictures_hold_the_numbers_of_many_classes():
+def test_index_images_hold_the_numbers_of_many_classes():
     numbers = np.arange(12, dtype=np.int16).reshape(3, 4) * 100
     assert np.array_equal(np.asarray(index_image(numbers, 2000)), numbers)
 
@@ -150,10 +150,10 @@ def test_polygons_of_coco_are_masks_too(tmp_path):
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         Image.new("RGB", (12, 12)).save(tmp_path / split / "a.png")
-        told = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [2, 2, 4, 6], "area": 24, "iscrowd": 0}
+        entries = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [2, 2, 4, 6], "area": 24, "iscrowd": 0}
         content = {
             "images": [{"id": 1, "file_name": "a.png", "width": 12, "height": 12}],
-            "annotations": [told | {"segmentation": [[2, 2, 6, 2, 6, 8, 2, 8]]}],
+            "annotations": [entries | {"segmentation": [[2, 2, 6, 2, 6, 8, 2, 8]]}],
             "categories": [{"id": 7, "name": "cup"}],
         }
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))

@@ -83,7 +83,7 @@ def test_check_says_what_train_will_say(groceries):
     assert len(check(groceries, reading=Reading(classes="outermost")).classes) == 3
 
 
-def test_a_folder_with_pictures_is_a_class_and_what_lies_in_it_belongs_to_it(tmp_path):
+def test_a_folder_with_images_is_a_class_and_what_lies_in_it_belongs_to_it(tmp_path):
     for folder in ("Fruit/Apple", "Fruit/Apple/shop", "Fruit/Apple/home", "Fruit/Pear", "Milk"):
         draw(tmp_path / folder)
     listing = find_source(tmp_path).train
@@ -91,7 +91,7 @@ def test_a_folder_with_pictures_is_a_class_and_what_lies_in_it_belongs_to_it(tmp
     assert sorted(listing.labels.tolist()).count(0) == 9
 
 
-def test_a_class_without_pictures_is_noticed_where_depths_differ(groceries):
+def test_a_class_without_images_is_noticed_where_depths_differ(groceries):
     (groceries / "train" / "Fruit" / "Kiwi").mkdir()
     (groceries / "train" / "Packages" / "Milk" / "Oatly").mkdir()
     (groceries / "train" / "Vegetables" / "Leek" / "none").mkdir()  # in a class
@@ -115,10 +115,10 @@ def test_a_folder_of_two_levels_by_one_name_is_told_apart():
     ],
 )
 def test_days_cameras_and_sessions_are_no_classes(train, val, why):
-    nesting, said = find_nesting(chains(*train), chains(*val))
+    nesting, text = find_nesting(chains(*train), chains(*val))
     assert nesting is None
     inner, outer = len(train), len({path[0] for path in train})
-    assert has_facts(said, outer, *why, "--classes innermost", inner)
+    assert has_facts(text, outer, *why, "--classes innermost", inner)
 
 
 @pytest.mark.parametrize("train", [["a/x", "b/y"], ["a/img", "b/img"], ["a", "b"]])
@@ -133,8 +133,8 @@ def test_files_are_listed_with_the_class_that_training_reads(groceries):
     assert innermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice/Orange"
     assert innermost[str(groceries / "train" / "Fruit" / "Banana" / "ripe" / "0.png")] == "Banana"
     assert innermost[str(groceries / "train" / "loose.png")] == ""
-    found = list_labeled(groceries, ("Fruit", "Packages", "Vegetables"))  # a run trained at coarse2
-    outermost = dict(found.at(found.level))
+    result = list_labeled(groceries, ("Fruit", "Packages", "Vegetables"))  # a run trained at coarse2
+    outermost = dict(result.at(result.level))
     assert outermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Packages"
     middle = dict(list_labeled(groceries, CLASSES, level="coarse1").at("coarse1"))
     assert middle[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice"

@@ -11,18 +11,18 @@ from patchloom.data.checking.check import check
 from patchloom.data.sources.source import find_source, open_data
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.object_masks import ObjectMask
-from tests.data.dirty import jpeg, picture
+from tests.data.dirty import jpeg, make_image
 from tests.data.facts import any_has, facts, has_facts
-from tests.data.test_annotated import assert_faults, found, make_coco
+from tests.data.test_annotated import assert_faults, faults_of, make_coco
 
 SQUARE = [[4, 6, 20, 6, 20, 18, 4, 18]]
 
 
-def picture_files(root: Path, folder: str, names, size=(48, 40)) -> None:
+def image_files(root: Path, folder: str, names, size=(48, 40)) -> None:
     for i, name in enumerate(names):
         path = root / folder / f"{name}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(picture(i).resize(size)))
+        path.write_bytes(jpeg(make_image(i).resize(size)))
 
 
 # COCO
@@ -37,9 +37,9 @@ def annotation(identity, outline, image=1, category=18, **more):
 def outlined(root, *more):
     make_coco(root)
     file = root / "annotations" / "instances_train2017.json"
-    told = json.loads(file.read_text())
-    told["annotations"] = [annotation(1, SQUARE), annotation(2, SQUARE, image=2), *more]
-    file.write_text(json.dumps(told))
+    entries = json.loads(file.read_text())
+    entries["annotations"] = [annotation(1, SQUARE), annotation(2, SQUARE, image=2), *more]
+    file.write_text(json.dumps(entries))
     return root
 
 
@@ -52,12 +52,12 @@ def test_masks_of_coco(tmp_path):
     ]
     source = find_source(outlined(tmp_path / "data", *rows))
     assert has_facts(source.name, "data", "COCO")
-    pictures = source.train.images
-    assert pictures.mask_names == ("background", "dog", "bottle")
-    objects = pictures.objects(0)
+    images = source.train.images
+    assert images.mask_names == ("background", "dog", "bottle")
+    objects = images.objects(0)
     assert (objects.crowd.tolist(), objects.areas.tolist()) == ([False, False, True], [192, 16.5, 48])
     assert [mask.area for mask in objects.masks] == [16 * 12, 16, 48]  # they overlap
-    mask = pictures.mask(0)
+    mask = images.mask(0)
     assert mask.instances[10, 8] == 2
     assert mask.classes[10, 8] == 2
     assert mask.instances[7, 5] == 1
@@ -89,15 +89,15 @@ def test_numbers_of_coco_beyond_floats(tmp_path):
     outlined(
         tmp_path / "data", annotation(6, [[1, 2, 10**400, 4, 5, 6]]), annotation(7, SQUARE, bbox=[10**400, 1, 2, 3])
     )
-    kinds = {kind: detail for _, kind, detail in found(tmp_path / "data")}
+    kinds = {kind: detail for _, kind, detail in faults_of(tmp_path / "data")}
     assert len(kinds) == 2
     assert any_has(kinds.values(), "annotation 6")
 
 
 @pytest.mark.parametrize("name", ["../../secret.jpg", "{outside}", "a/../../../secret.jpg"])
-def test_coco_names_pictures_of_its_own_folder_alone(tmp_path, name):
+def test_coco_names_images_of_its_own_folder_alone(tmp_path, name):
     root = outlined(tmp_path / "data")
-    (tmp_path / "secret.jpg").write_bytes(jpeg(picture(0)))
+    (tmp_path / "secret.jpg").write_bytes(jpeg(make_image(0)))
     file = root / "annotations" / "instances_train2017.json"
     content = json.loads(file.read_text())
     content["images"][0]["file_name"] = name.format(outside=tmp_path / "secret.jpg")
@@ -108,20 +108,20 @@ def test_coco_names_pictures_of_its_own_folder_alone(tmp_path, name):
     content["images"][0]["file_name"] = str(root / "train2017" / "1.jpg")
     content["images"][1]["file_name"] = "../train2017/./2.jpg"
     file.write_text(json.dumps(content))
-    pictures = find_source(root).train.images
-    assert [pictures.key(i) for i in range(2)] == ["train2017/1.jpg", "train2017/2.jpg"]
+    images = find_source(root).train.images
+    assert [images.key(i) for i in range(2)] == ["train2017/1.jpg", "train2017/2.jpg"]
 
 
-def test_entries_of_one_picture_are_joined(tmp_path):
+def test_entries_of_one_image_are_joined(tmp_path):
     root = outlined(tmp_path / "data", *(annotation(10 + i, SQUARE, image=100 + i) for i in range(3)))
     file = root / "annotations" / "instances_train2017.json"
     content = json.loads(file.read_text())
     content["images"] += [{"id": 100 + i, "file_name": f"{'./' * i}1.jpg"} for i in range(3)]
     file.write_text(json.dumps(content))
-    pictures = find_source(root).train.images
-    assert len(pictures) == len({pictures.key(i) for i in range(len(pictures))})
-    assert len(pictures.boxes(0)) == 4
-    assert [where for where, _, detail in found(root) if has_facts(detail, 4)] == ["train2017/1.jpg"]
+    images = find_source(root).train.images
+    assert len(images) == len({images.key(i) for i in range(len(images))})
+    assert len(images.boxes(0)) == 4
+    assert [where for where, _, detail in faults_of(root) if has_facts(detail, 4)] == ["train2017/1.jpg"]
 
 
 def test_masks_of_some_alone_are_not_learned(tmp_path):
@@ -143,7 +143,7 @@ def xml(*objects):
 
 
 def make_voc(root):
-    picture_files(root, "JPEGImages", "abcd")
+    image_files(root, "JPEGImages", "abcd")
     (root / "Annotations").mkdir()
     (root / "ImageSets" / "Main").mkdir(parents=True)
     for name in "abcd":
@@ -171,7 +171,7 @@ def test_faults_of_voc(tmp_path):
     (notes / "c.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]>' + xml())
     (notes / "d.xml").rename(notes / "e.xml")
     (root / "ImageSets" / "Main" / "val.txt").write_text("b\n")
-    kinds = {where: kind for where, kind, _ in found(root)}
+    kinds = {where: kind for where, kind, _ in faults_of(root)}
     assert kinds.keys() == {*(f"JPEGImages/{name}.jpg" for name in "abcd"), "Annotations/e.xml"}
     assert kinds["JPEGImages/a.jpg"] == kinds["JPEGImages/c.jpg"]
     assert len(set(kinds.values())) == 4
@@ -181,8 +181,8 @@ def test_faults_of_voc(tmp_path):
 
 
 def make_yolo(root, line="1 0.5 0.5 0.25 0.5", names="names: [cat, dog]\n"):
-    picture_files(root / "images", "train", "abc")
-    picture_files(root / "images", "val", "d")
+    image_files(root / "images", "train", "abc")
+    image_files(root / "images", "val", "d")
     for path in ("train/a", "train/b", "val/d"):
         (root / "labels" / path).parent.mkdir(parents=True, exist_ok=True)
         (root / "labels" / f"{path}.txt").write_text(f"{line}\n")
@@ -194,17 +194,17 @@ def make_yolo(root, line="1 0.5 0.5 0.25 0.5", names="names: [cat, dog]\n"):
 def test_boxes_of_yolo(tmp_path):
     source = find_source(make_yolo(tmp_path / "yolo"))
     assert (source.name, len(source.train), len(source.val)) == ("yolo (YOLO boxes)", 3, 1)
-    pictures = source.train.images
-    assert pictures.object_names == ("cat", "dog")
-    assert pictures.boxes(0).tolist() == [[18, 10, 30, 30, 1]]
-    assert pictures.boxes(2).shape == (0, 5)  # no text file: nothing in it
+    images = source.train.images
+    assert images.object_names == ("cat", "dog")
+    assert images.boxes(0).tolist() == [[18, 10, 30, 30, 1]]
+    assert images.boxes(2).shape == (0, 5)  # no text file: nothing in it
     assert check(tmp_path / "yolo").faults == ()
 
 
 def test_other_layouts_and_names_of_yolo(tmp_path):
     root = tmp_path / "yolo"
     for split in ("train", "valid"):
-        picture_files(root / split, "images", "ab")
+        image_files(root / split, "images", "ab")
         (root / split / "labels").mkdir()
         (root / split / "labels" / "a.txt").write_text("3 0.5 0.5 1 1\n")
     source = find_source(root)
@@ -225,12 +225,12 @@ def test_names_of_yolo_that_are_none(tmp_path, names):
 
 def test_polygons_of_yolo_are_masks(tmp_path):
     source = find_source(make_yolo(tmp_path / "yolo", line="0 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75"))
-    pictures = source.train.images
+    images = source.train.images
     assert source.name == "yolo (YOLO polygons)"
-    assert pictures.tells_objects_apart
-    assert pictures.boxes(0).tolist() == [[12, 10, 36, 30, 0]]
-    assert pictures.objects(0).areas.tolist() == [24 * 20]
-    assert (pictures.mask(0).instances[10:30, 12:36] == 1).all()
+    assert images.tells_objects_apart
+    assert images.boxes(0).tolist() == [[12, 10, 36, 30, 0]]
+    assert images.objects(0).areas.tolist() == [24 * 20]
+    assert (images.mask(0).instances[10:30, 12:36] == 1).all()
     assert check(tmp_path / "yolo").faults == ()
 
 
@@ -249,19 +249,19 @@ def test_faults_of_yolo(tmp_path):
         ("images/val/d.jpg", "cat"),
     ]
     assert_faults(root, expected)
-    kinds = {(where, kind) for where, kind, _ in found(root)}
+    kinds = {(where, kind) for where, kind, _ in faults_of(root)}
     assert (len(kinds), len({kind for _, kind in kinds})) == (6, 4)  # the other three images share a kind
 
 
 @pytest.mark.parametrize("number", ["1_0", "٣", "nan", "inf", "0x1"])
 def test_numbers_are_plain_digits(tmp_path, number):
     root = make_yolo(tmp_path / "yolo", line=f"1 0.5 0.5 {number} 0.5")
-    assert any_has((detail for *_, detail in found(root)), f"{number}")
+    assert any_has((detail for *_, detail in faults_of(root)), f"{number}")
     root = make_voc(tmp_path / "voc")
     (root / "Annotations" / "a.xml").write_text(xml(("cat", 1, 1, number, 20, 0)))
-    assert {where for where, *_ in found(root)} == {"JPEGImages/a.jpg"}
+    assert {where for where, *_ in faults_of(root)} == {"JPEGImages/a.jpg"}
     rows = annotation(3, SQUARE, bbox=["1", number, 3, 4]), annotation(4, [[1, 2, number, 4, 5, 6]])
-    assert len({kind for _, kind, _ in found(outlined(tmp_path / "coco", *rows))}) == 2
+    assert len({kind for _, kind, _ in faults_of(outlined(tmp_path / "coco", *rows))}) == 2
 
 
 # Masks of objects' numbers
@@ -269,7 +269,7 @@ def test_numbers_are_plain_digits(tmp_path, number):
 
 def test_masks_of_objects_numbers(tmp_path):
     root = tmp_path / "PennFudanPed"
-    picture_files(root, "PNGImages", ["one", "two", "three"])
+    image_files(root, "PNGImages", ["one", "two", "three"])
     (root / "PedMasks").mkdir()
     for name in ("one", "two", "four"):
         ids = np.zeros((40, 48), np.uint8)
@@ -277,12 +277,12 @@ def test_masks_of_objects_numbers(tmp_path):
         ids[8:30, 20:40] = 3  # numbers may be missing
         Image.fromarray(ids).save(root / "PedMasks" / f"{name}_mask.png")
     source = find_source(root)
-    pictures = source.train.images
+    images = source.train.images
     assert source.name.startswith("PennFudanPed (")
-    assert pictures.object_names == ("pedestrian",)
-    assert pictures.boxes(0).tolist() == [[4, 5, 10, 20, 0], [20, 8, 40, 30, 0]]
-    objects = pictures.objects(0)
+    assert images.object_names == ("pedestrian",)
+    assert images.boxes(0).tolist() == [[4, 5, 10, 20, 0], [20, 8, 40, 30, 0]]
+    objects = images.objects(0)
     assert [mask.area for mask in objects.masks] == [15 * 6, 22 * 20]
-    assert {where for where, *_ in found(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
+    assert {where for where, *_ in faults_of(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
     sample = open_data(root, labeled=False, val_fraction=0.5).train.with_parts("instances", "boxes").sample(0)
     assert set(np.unique(sample.layers["instances"].numbers)) == {0, 1, 2}

@@ -71,8 +71,8 @@ def test_pickled_copy_opens_its_files_again(files):
     assert pickle.loads(stored).read(3).getpixel((0, 0)) == (21, 0, 0)
 
 
-def first_pixel(pictures, index, answers):
-    answers.put(pictures.read(index).getpixel((0, 0)))
+def first_pixel(images, index, answers):
+    answers.put(images.read(index).getpixel((0, 0)))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -152,9 +152,9 @@ def test_equal_images_are_not_unpacked(tmp_path):
     numbers = pa.array(np.zeros(rows, np.int32))
     images = pa.DictionaryArray.from_arrays(numbers, pa.array([png(7, size=(200, 200))]))
     file = write(tmp_path / "a.parquet", image=images, label=pa.array(np.arange(rows) % 2, pa.int8()))
-    pictures = open_parquet([file], "a").train.images
-    assert sum(table.nbytes for table in pictures._tables) < 20 * rows
-    assert pictures.read(rows - 1).getpixel((0, 0)) == (7, 0, 0)
+    stored = open_parquet([file], "a").train.images
+    assert sum(table.nbytes for table in stored._tables) < 20 * rows
+    assert stored.read(rows - 1).getpixel((0, 0)) == (7, 0, 0)
 
 
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
@@ -185,9 +185,9 @@ def test_masks_of_classes(tmp_path):
     data = open_data(path)
     assert (len(data.train), len(data.val)) == (4, 1)
     assert set(data.train.labels) == {-1}
-    pictures = data.train.images
-    assert (pictures.mask_names, pictures.mask_ignore) == (("sky", "road", "nothing"), 2)
-    mask = pictures.mask(4)
+    images = data.train.images
+    assert (images.mask_names, images.mask_ignore) == (("sky", "road", "nothing"), 2)
+    mask = images.mask(4)
     assert (mask.classes.shape, set(mask.classes.flat), mask.instances) == ((8, 8), {1}, None)
     assert data.train.boxes(0) is None
 
@@ -200,11 +200,11 @@ def test_boxes_with_classes(tmp_path):
         boxes=pa.array([[[0, 1, 4, 5], [2, 2, 6, 8]], [], [[0, 0, 8, 8]]], pa.list_(pa.list_(pa.int32()))),
         labels=pa.array([[1, 0], [], [1]], pa.list_(pa.uint8())),
     )
-    pictures = open_data(path).train.images
-    assert pictures.object_names == ("red", "white")
-    assert pictures.boxes(0).tolist() == [[0, 1, 4, 5, 1], [2, 2, 6, 8, 0]]
-    assert pictures.boxes(1).shape == (0, 5)
-    assert pictures.mask(0) is None
+    images = open_data(path).train.images
+    assert images.object_names == ("red", "white")
+    assert images.boxes(0).tolist() == [[0, 1, 4, 5, 1], [2, 2, 6, 8, 0]]
+    assert images.boxes(1).shape == (0, 5)
+    assert images.mask(0) is None
 
 
 def test_boxes_with_instance_masks(tmp_path):
@@ -215,10 +215,10 @@ def test_boxes_with_instance_masks(tmp_path):
         mask=[png(3, "L")] * 2,
         boxes=[[[0, 0, 8, 8, 3]]] * 2,
     )
-    pictures = open_data(path).train.images
-    assert pictures.object_names == ("person",)
-    assert pictures.boxes(0).tolist() == [[0, 0, 8, 8, 0]]
-    mask = pictures.mask(0)
+    images = open_data(path).train.images
+    assert images.object_names == ("person",)
+    assert images.boxes(0).tolist() == [[0, 0, 8, 8, 0]]
+    mask = images.mask(0)
     assert (set(mask.classes.flat), set(mask.instances.flat)) == ({1}, {3})
 
 
@@ -227,8 +227,8 @@ def test_real_photographs():
     data = open_data(SHARED / "imagenette160-*.parquet")
     assert (len(data.train), len(data.val)) == (2000, 500)
     assert data.classes.names[:2] == ("tench", "English springer")
-    picture = data.val.read(7)
-    assert (picture.mode, picture.size) == ("RGB", (160, 160))
+    image = data.val.read(7)
+    assert (image.mode, image.size) == ("RGB", (160, 160))
 
 
 @with_real_data
@@ -239,12 +239,12 @@ def test_real_photographs():
 def test_real_annotations(file, sizes):
     data = open_data(SHARED / f"{file}.parquet")
     assert (len(data.train), len(data.val)) == sizes
-    picture, mask, boxes = data.train.read(0), data.train.mask(0), data.train.boxes(0)
+    image, mask, boxes = data.train.read(0), data.train.mask(0), data.train.boxes(0)
     assert mask is not None or boxes is not None
     if mask is not None:
-        assert mask.classes.shape == picture.size[::-1]
+        assert mask.classes.shape == image.size[::-1]
         assert mask.classes.max() < len(data.train.images.mask_names)
     if boxes is not None:
         assert np.all(boxes[:, :2] < boxes[:, 2:4])
-        assert np.all(boxes[:, 2:4] <= picture.size)
+        assert np.all(boxes[:, 2:4] <= image.size)
         assert boxes[:, 4].max() < len(data.train.images.object_names)

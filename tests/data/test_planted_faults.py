@@ -43,27 +43,27 @@ def class_folders(root):
     return sorted(folder for folder in (root / "train").iterdir() if folder.is_dir())
 
 
-def picture_of(folder):
+def image_of(folder):
     return Image.open(folder / "00.jpg").transpose(Image.Transpose.ROTATE_180)
 
 
 def make_dirty(clean, root):
     shutil.copytree(clean, root)
     first, second, third, *_ = class_folders(root)
-    whole = jpeg(picture_of(first))
+    whole = jpeg(image_of(first))
     (first / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
     (first / "empty.jpg").write_bytes(b"")
     (first / "text.jpg").write_text("not a picture, whatever its name says")
-    picture_of(second).convert("CMYK").save(second / "cmyk.jpg")
-    grey = np.asarray(picture_of(second).convert("L")).astype(np.uint16) * 200
+    image_of(second).convert("CMYK").save(second / "cmyk.jpg")
+    grey = np.asarray(image_of(second).convert("L")).astype(np.uint16) * 200
     Image.fromarray(np.roll(grey, 7, axis=1)).save(second / "deep.png")
-    picture_of(third).convert("RGBA").save(third / "alpha.png")
-    picture_of(third).resize((3000, 2)).save(third / "strip.jpg")
+    image_of(third).convert("RGBA").save(third / "alpha.png")
+    image_of(third).resize((3000, 2)).save(third / "strip.jpg")
     (root / "train" / ".DS_Store").write_bytes(b"Bud1")
     (first / ".DS_Store").write_bytes(b"Bud1")
     (root / "train" / "unicorn").mkdir()
     (root / "val" / "zebra").mkdir()
-    (root / "val" / "zebra" / "only.jpg").write_bytes(jpeg(picture_of(class_folders(root)[5])))
+    (root / "val" / "zebra" / "only.jpg").write_bytes(jpeg(image_of(class_folders(root)[5])))
     shutil.copy(third / "03.jpg", root / "val" / third.name / "copied.jpg")
     return root
 
@@ -71,7 +71,7 @@ def make_dirty(clean, root):
 def make_shift(clean, root):
     shutil.copytree(clean, root)
     (root / "val" / "bee").mkdir()
-    (root / "val" / "bee" / "only.jpg").write_bytes(jpeg(picture_of(class_folders(root)[5])))
+    (root / "val" / "bee" / "only.jpg").write_bytes(jpeg(image_of(class_folders(root)[5])))
     return root
 
 

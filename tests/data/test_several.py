@@ -46,18 +46,18 @@ def test_one_string_or_a_list(tmp_path):
         split_specs([])
 
 
-def test_folders_of_pictures_are_classes(tmp_path):
+def test_folders_of_images_are_classes(tmp_path):
     draw(tmp_path, "cats/0.png", "cats/1.png", "dogs/0.png", "dogs/1.png")
-    found = find_source("cats dogs")
-    assert found.name.startswith("cats, dogs (")
-    assert labels_of(found.train) == {
+    source = find_source("cats dogs")
+    assert source.name.startswith("cats, dogs (")
+    assert labels_of(source.train) == {
         "cats/0.png": "cats", "cats/1.png": "cats", "dogs/0.png": "dogs", "dogs/1.png": "dogs",
     }  # fmt: skip
-    (note,) = found.notes
+    (note,) = source.notes
     assert has_facts(note, 2)
-    assert found.train.images.where(2) == "dogs/0.png"
-    assert survey(found).decoded == 4
-    assert survey(found).decoded == 0
+    assert source.train.images.where(2) == "dogs/0.png"
+    assert survey(source).decoded == 4
+    assert survey(source).decoded == 0
 
 
 def test_folders_called_like_splits_are_splits(tmp_path):
@@ -76,14 +76,14 @@ def test_data_sets_are_merged_by_class_name(tmp_path):
     with zipfile.ZipFile("2024.zip", "w") as archive:
         for name in ("dog/0.png", "owl/0.png"):
             archive.write(f"b/{name}", name)
-    found = find_source(["2023", "2024.zip"])
-    assert labels_of(found.train) == {
+    source = find_source(["2023", "2024.zip"])
+    assert labels_of(source.train) == {
         "2023/cat/0.png": "cat", "2023/cat/1.png": "cat", "2023/dog/0.png": "dog",
         "2024/dog/0.png": "dog", "2024/owl/0.png": "owl",
     }  # fmt: skip
-    (note,) = found.notes
+    (note,) = source.notes
     assert has_facts(note, 2)
-    assert [found.train.images.read(i).size for i in range(5)] == [(8, 8)] * 5
+    assert [source.train.images.read(i).size for i in range(5)] == [(8, 8)] * 5
 
 
 def test_mixtures_are_refused(tmp_path):
@@ -104,9 +104,9 @@ def test_several_parquet_files_are_one_set(tmp_path):
     for name in ("train", "test"):
         images = [(tmp_path / f"{i}.png").read_bytes() for i in range(2)]
         pq.write_table(pa.table({"image": images, "label": ["a", "b"]}), f"x-{name}.parquet")
-    found = find_source(["x-train.parquet", "x-test.parquet"])
-    assert found.name == "x-train.parquet, x-test.parquet (parquet)"
-    assert (len(found.train), len(found.test)) == (2, 2)
+    source = find_source(["x-train.parquet", "x-test.parquet"])
+    assert source.name == "x-train.parquet, x-test.parquet (parquet)"
+    assert (len(source.train), len(source.test)) == (2, 2)
 
 
 # Pictures without labels ----------------------------------------------------------------------------------------------

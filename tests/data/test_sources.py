@@ -104,7 +104,7 @@ def test_a_pattern_of_too_many_names_is_refused(pattern):
         open_data(pattern)
 
 
-def pictures_and_labels(tmp_path):
+def images_and_labels(tmp_path):
     """A shard of ten pictures with labels, its whole bytes, and where its headers are."""
     members = [pair for i in range(10) for pair in ((f"{i}.png", image_bytes(i)), (f"{i}.cls", str(i % 2).encode()))]
     path = shard(tmp_path / "a.tar", members)
@@ -114,7 +114,7 @@ def pictures_and_labels(tmp_path):
 
 
 def test_a_damaged_header_is_not_taken_for_the_end_of_a_shard(tmp_path):
-    path, whole, headers = pictures_and_labels(tmp_path)
+    path, whole, headers = images_and_labels(tmp_path)
     rng = np.random.default_rng(0)
     for header in headers:
         for at in (header, header + 150, header + int(rng.integers(512))):
@@ -131,7 +131,7 @@ def test_a_damaged_header_is_not_taken_for_the_end_of_a_shard(tmp_path):
 
 
 def test_a_shard_that_was_cut_is_noticed_wherever_the_cut_is(tmp_path):
-    path, whole, headers = pictures_and_labels(tmp_path)
+    path, whole, headers = images_and_labels(tmp_path)
     end = len(whole.rstrip(b"\0")) // 512 * 512 + 512  # of the last member
     for cut in [*headers[1:], *(header + 512 for header in headers), end, end + 512, *range(77, end, 997)]:
         path.write_bytes(whole[:cut])
@@ -359,17 +359,17 @@ def test_heavy_libraries_are_imported_late():
 # ---- evaluation against a model's classes
 
 
-def named(pictures):
-    return {pictures.key(i): pictures.classes.names[pictures.labels[i]] for i in range(len(pictures))}
+def named(images):
+    return {images.key(i): images.classes.names[images.labels[i]] for i in range(len(images))}
 
 
 def test_labels_are_matched_to_the_model_by_name(tmp_path):
     folder(tmp_path / "new", ["bee", "cat", "dog"], count=2)
     model = ClassTable(("dog", "ant", "cat"))
-    found = open_for(tmp_path / "new", model)
-    assert found.classes is model
-    assert named(found) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog", "dog/1.png": "dog"}
-    whole, stranger = found.notes
+    source = open_for(tmp_path / "new", model)
+    assert source.classes is model
+    assert named(source) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog", "dog/1.png": "dog"}
+    whole, stranger = source.notes
     assert "--split val" in whole
     assert has_facts(stranger, "'bee'", 2)
     with pytest.raises(DataError, match="'bee'"):
@@ -398,5 +398,5 @@ def test_choice_of_split(tmp_path):
 
 def test_a_coarse_model_is_evaluated_on_its_level():
     coarse = open_data("shapes:count=32", level="coarse").classes
-    found = open_for("shapes:count=32", coarse, level="coarse")
-    assert np.bincount(found.labels).tolist() == [4, 4, 4, 4]
+    source = open_for("shapes:count=32", coarse, level="coarse")
+    assert np.bincount(source.labels).tolist() == [4, 4, 4, 4]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.datasets import ImageSet, ImageStore, Listing, Source
+from patchloom.data.datasets import ImageSet, Listing, Source
+from patchloom.data.images.image_store import ImageStore
 from patchloom.data.splits import class_table, group_by_split, make_splits, match, split_rows
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
@@ -35,8 +36,8 @@ def listing(pairs):
     return Listing(Named([name for name, _ in pairs]), np.arange(len(pairs)), labels, names)
 
 
-def held(pictures):
-    return {pictures.where(i): pictures.classes.names[pictures.labels[i]] for i in range(len(pictures))}
+def held(images):
+    return {images.where(i): images.classes.names[images.labels[i]] for i in range(len(images))}
 
 
 classes = st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers(1, 30), min_size=2, max_size=6)
@@ -76,18 +77,18 @@ def groups_of(numbers):
 def split_of(rows, fraction, seed):
     """Train and val as positions of `rows`, which are pictures (name, class, group)."""
     table, _ = class_table(listing([(name, label) for name, label, _ in rows]))
-    pictures = match(listing([(name, label) for name, label, _ in rows]), table)
-    kept, held_out = split_rows(pictures, fraction, seed, groups_of([group for *_, group in rows]))
-    return kept.tolist(), held_out.tolist()
+    images = match(listing([(name, label) for name, label, _ in rows]), table)
+    remaining, held_out = split_rows(images, fraction, seed, groups_of([group for *_, group in rows]))
+    return remaining.tolist(), held_out.tolist()
 
 
 @given(grouped_rows, st.floats(0.05, 0.95), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_copies_stay_on_one_side(rows, fraction, seed, random):
     rows = [(f"{i}", label, group) for i, (label, group) in enumerate(rows)]
-    kept, held_out = split_of(rows, fraction, seed)
-    assert sorted(kept + held_out) == list(range(len(rows)))
-    assert not {rows[i][2] for i in kept} & {rows[i][2] for i in held_out}
-    assert {rows[i][1] for i in kept} == {label for _, label, _ in rows}  # train keeps every class
+    remaining, held_out = split_of(rows, fraction, seed)
+    assert sorted(remaining + held_out) == list(range(len(rows)))
+    assert not {rows[i][2] for i in remaining} & {rows[i][2] for i in held_out}
+    assert {rows[i][1] for i in remaining} == {label for _, label, _ in rows}  # train keeps every class
     again = rows.copy()
     random.shuffle(again)
     assert {again[i][0] for i in split_of(again, fraction, seed)[1]} == {rows[i][0] for i in held_out}
@@ -101,12 +102,12 @@ def test_shares_of_classes_are_kept_as_near_as_groups_allow(rows, fraction, seed
         sizes = Counter(group for _, own, group in rows if own == label)
         size = sizes.total()
         wanted = min(max(round(fraction * size), 1), size - 1)
-        found = sum(rows[i][1] == label for i in held_out)
+        result = sum(rows[i][1] == label for i in held_out)
         if len(sizes) > 1:
-            assert 0 < found < size
-            assert abs(found - wanted) < max(sizes.values())
+            assert 0 < result < size
+            assert abs(result - wanted) < max(sizes.values())
         else:
-            assert found == 0
+            assert result == 0
 
 
 def test_copies_may_be_all_there_is():

@@ -62,8 +62,8 @@ def test_a_coarse_model_meets_data_that_are_nested(tmp_path):
     for path in ("animal/cat", "animal/dog", "plant/oak"):
         draw(tmp_path / path)
     model = open_data(tmp_path, level="coarse").classes
-    found = open_for(tmp_path, model)
-    assert found.labels.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+    source = open_for(tmp_path, model)
+    assert source.labels.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_a_level_of_one_class_cannot_be_trained_at(tmp_path):
@@ -131,10 +131,10 @@ def test_a_file_in_the_folder_is_found(tmp_path):
 def test_files_that_are_refused(tmp_path, text, error, parts):
     path = tmp_path / ("t.json" if text.startswith("{") else "t.csv")
     path.write_text(text)
-    with pytest.raises(error, match=path.name) as found:
+    with pytest.raises(error, match=path.name) as result:
         read_taxonomy(path)
-    assert has_facts(found.value, *parts)
-    assert "\n" not in str(found.value)
+    assert has_facts(result.value, *parts)
+    assert "\n" not in str(result.value)
 
 
 def test_aliases_are_refused_before_they_grow(tmp_path):
@@ -159,7 +159,7 @@ def test_levels_of_two_sources_form_one_tree():
         from_fine_to_coarse(levels, "data")
 
 
-def test_a_labels_file_without_a_label_names_the_picture(tmp_path):
+def test_a_labels_file_without_a_label_names_the_image(tmp_path):
     draw(tmp_path / "photos", count=4)
     lines = [
         "path,label,family",
@@ -215,8 +215,8 @@ def test_a_genus_of_two_kingdoms(tmp_path):
 def test_label_columns_of_hugging_face_data_are_levels(tmp_path):
     datasets = pytest.importorskip("datasets")
     names = [name for name in SPECIES for _ in range(2)]
-    pictures = [Image.new("RGB", (8, 8), (20 * i, 0, 0)) for i in range(8)]
-    columns = {"image": pictures, "label": names, "family_label": [SPECIES[name][0] for name in names]}
+    images = [Image.new("RGB", (8, 8), (20 * i, 0, 0)) for i in range(8)]
+    columns = {"image": images, "label": names, "family_label": [SPECIES[name][0] for name in names]}
     rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
     data = open_data(tmp_path / "saved")

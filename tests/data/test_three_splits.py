@@ -80,8 +80,8 @@ def test_every_source_has_three_splits(folders, made):
     assert data.test is not None
     assert {split: len(getattr(data, split)) for split in COUNTS} == {"train": 8, "val": 4, "test": 6}
     assert data.test.classes == data.train.classes
-    found = open_for(made(folders), data.classes, split="test")
-    assert len(found) == 6
+    source = open_for(made(folders), data.classes, split="test")
+    assert len(source) == 6
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -158,7 +158,7 @@ def test_a_class_only_in_test_is_named_and_left_out(folders):
     ("inside", "parts"),
     [("", ("test", 3)), ("unknown", ("test", "train", "'unknown'", 3, "'ant'", "'bee'"))],
 )
-def test_test_pictures_without_labels_do_not_stop_training(folders, inside, parts):
+def test_test_images_without_labels_do_not_stop_training(folders, inside, parts):
     shutil.rmtree(folders / "test")
     for i in range(3):
         draw(folders / "test" / inside / f"{i}.png", i)
@@ -185,12 +185,12 @@ def test_a_folder_that_is_a_split_of_a_larger_set_is_read_as_there(tmp_path):
     shutil.rmtree(tmp_path / "test" / "fruit" / "apple" / "green")
     shutil.rmtree(tmp_path / "test" / "fruit" / "pear")
     model = open_data(tmp_path).classes
-    found = open_for(tmp_path / "test", model)
-    assert {found.key(i): model.names[found.labels[i]] for i in range(len(found))} == {
+    source = open_for(tmp_path / "test", model)
+    assert {source.key(i): model.names[source.labels[i]] for i in range(len(source))} == {
         "test/fruit/apple/golden/0.png": "golden",
         "test/milk/0.png": "milk",
     }
-    (note,) = found.notes
+    (note,) = source.notes
     assert has_facts(note, "test", tmp_path.name)
     outer = open_data(tmp_path, level="coarse2").classes
     assert outer.names == ("fruit", "milk")

@@ -20,23 +20,23 @@ def animation(path, **options):
 
 
 def seen(path, every=None):
-    return {name.removeprefix(path): picture.getpixel((4, 4)) for name, picture in frames_of(path, every)}
+    return {name.removeprefix(path): image.getpixel((4, 4)) for name, image in frames_of(path, every)}
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp"])
 def test_frames_of_animations_have_their_times(tmp_path, name):
     path = animation(tmp_path / name, duration=500, **({"lossless": True} if name == "a.webp" else {}))
-    found = seen(path)
-    assert list(found) == [f"#frame={i} (t={i / 2:.2f} s)" for i in range(4)]
-    for pixel, color in zip(found.values(), COLORS, strict=True):
+    result = seen(path)
+    assert list(result) == [f"#frame={i} (t={i / 2:.2f} s)" for i in range(4)]
+    for pixel, color in zip(result.values(), COLORS, strict=True):
         assert np.allclose(pixel, color, atol=2)
     assert list(seen(path, 3)) == ["#frame=0 (t=0.00 s)", "#frame=3 (t=1.50 s)"]
 
 
-def test_pages_have_numbers_and_a_picture_its_own_name(tmp_path):
-    found = seen(animation(tmp_path / "a.tif"))
-    assert list(found) == ["#frame=0", "#frame=1", "#frame=2", "#frame=3"]
-    assert list(found.values()) == COLORS
+def test_pages_have_numbers_and_an_image_its_own_name(tmp_path):
+    result = seen(animation(tmp_path / "a.tif"))
+    assert list(result) == ["#frame=0", "#frame=1", "#frame=2", "#frame=3"]
+    assert list(result.values()) == COLORS
     Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
     assert list(seen(str(tmp_path / "b.png"))) == [""]
 
@@ -61,13 +61,13 @@ def test_frames_of_a_video(tmp_path):
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
         for i in range(30):
-            picture = Image.new("RGB", (64, 64), COLORS[i // 10])
-            video.mux(stream.encode(av.VideoFrame.from_image(picture)))
+            image = Image.new("RGB", (64, 64), COLORS[i // 10])
+            video.mux(stream.encode(av.VideoFrame.from_image(image)))
         video.mux(stream.encode())
     assert list(seen(path)) == ["#frame=0 (t=0.00 s)", "#frame=10 (t=1.00 s)", "#frame=20 (t=2.00 s)"]
-    found = seen(path, 5)
-    assert list(found)[-1] == "#frame=25 (t=2.50 s)"
-    for pixel, i in zip(found.values(), (0, 0, 1, 1, 2, 2), strict=True):
+    result = seen(path, 5)
+    assert list(result)[-1] == "#frame=25 (t=2.50 s)"
+    for pixel, i in zip(result.values(), (0, 0, 1, 1, 2, 2), strict=True):
         assert np.allclose(pixel, COLORS[i], atol=20)
     (tmp_path / "bad.mp4").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"bad\.mp4"):

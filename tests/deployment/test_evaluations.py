@@ -1,4 +1,4 @@
-"""One run and several, measured through Python and through the command."""
+"""Evaluation of one and of several runs, in Python and on the command line."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, save_predictions
 from patchloom.runs.weights import save_weights
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import test_transform
 from tests.networks import small
@@ -30,13 +30,13 @@ DATA = "shapes:count=240,size=32"
 
 
 def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=None, **options) -> Path:
-    """A run folder with a network that was never trained, and the decisions of its val split."""
+    """Make a run folder with an untrained network and its val predictions."""
     splits = open_data(DATA)
     names = labels or splits.classes.names
     network = small(name, seed=seed, num_classes=len(names), **options)
     recipe = override(get_recipe("small_images"), {"seed": seed})
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, recipe, names, task="classification")
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, preprocessing, recipe, names, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
     lines = [
         {"step": e, "epoch": e, "kind": "evaluation", "weights": "model", "values": {"top1": 10.0 * e + seed}}
@@ -44,16 +44,16 @@ def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=No
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if labels is None:
-        found = patchloom.load(folder, device="cpu").evaluate(DATA, split="val")
-        save_predictions(folder, Predictions(found.report, found.fingerprint))
+        result = patchloom.load(folder, device="cpu").evaluate(DATA, split="val")
+        save_predictions(folder, Predictions(result.report, result.fingerprint))
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    found = {f"s{seed}": make_run(folder / f"s{seed}", seed=seed) for seed in range(3)}
-    return found | {
+    result = {f"s{seed}": make_run(folder / f"s{seed}", seed=seed) for seed in range(3)}
+    return result | {
         "distilled": make_run(folder / "distilled", "deit_s_distilled"),
         "others": make_run(folder / "others", labels=("dog", "cat", *open_data(DATA).classes.names[2:])),
     }
@@ -63,10 +63,10 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 def test_an_evaluation_has_an_interval(runs) -> None:
-    found = patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val")
-    values = found.values()
+    result = patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val")
+    values = result.values()
     assert list(values)[:4] == ["top1", "top1_low", "top1_high", "top5"]
-    assert (values["top1_low"], values["top1_high"]) == found.report.top_interval()
+    assert (values["top1_low"], values["top1_high"]) == result.report.top_interval()
     assert values["top1_low"] <= values["top1"] <= values["top1_high"]
 
 
@@ -75,16 +75,16 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     splits = open_data(DATA)
     train, val = classifier.embed(splits.train), classifier.embed(splits.val)
     assert (len(train), len(val)) == (len(splits.train), len(splits.val))
-    found = dict(classifier.probe(DATA, knn=(3, 5), linear=True, linear_sgd=1, few_shot=1))
+    result = dict(classifier.probe(DATA, knn=(3, 5), linear=True, linear_sgd=1, few_shot=1))
     names = splits.classes.names
     expected = {
         **dict(knn(train, val, classes=len(names), k=(3, 5))),
         **dict(linear_probe(train, val, classes=len(names))),
         **dict(few_shot_probe(train, val, classes=names, shots=1)),
     }
-    assert {name: value for name, value in found.items() if not name.startswith("linear_sgd")} == expected
-    assert list(found)[:-2][-4:] == [f"linear_sgd_{name}" for name in ("top1", "top5", "held_out_top1", "rate")]
-    assert found["linear_sgd_rate"] in RATES
+    assert {name: value for name, value in result.items() if not name.startswith("linear_sgd")} == expected
+    assert list(result)[:-2][-4:] == [f"linear_sgd_{name}" for name in ("top1", "top5", "held_out_top1", "rate")]
+    assert result["linear_sgd_rate"] in RATES
     with pytest.raises(UsageError) as error:
         classifier.probe(DATA)
     assert "knn" in str(error.value)
@@ -92,17 +92,17 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     assert "few_shot" in str(error.value)
 
 
-@pytest.mark.parametrize("asked", [{"knn": (5000,)}, {"few_shot": 500}, {"linear_sgd": 0}, {}])
-def test_what_a_probe_cannot_do_is_known_before_features_are_computed(asked, runs, monkeypatch) -> None:
+@pytest.mark.parametrize("probe_options", [{"knn": (5000,)}, {"few_shot": 500}, {"linear_sgd": 0}, {}])
+def test_probe_settings_are_checked_before_features_are_computed(probe_options, runs, monkeypatch) -> None:
     classifier = patchloom.load(runs["s0"], device="cpu")
     monkeypatch.setattr(evaluations, "embed_on", None)
     with pytest.raises(UsageError):
-        classifier.probe(DATA, **asked)
+        classifier.probe(DATA, **probe_options)
 
 
 def test_probes_work_on_data_of_other_classes(runs) -> None:
-    found = dict(patchloom.load(runs["s0"], device="cpu").probe("digits", knn=(20,)))
-    assert found["knn20_top1"] > 30  # even random patches tell digits apart; chance is 10
+    result = dict(patchloom.load(runs["s0"], device="cpu").probe("digits", knn=(20,)))
+    assert result["knn20_top1"] > 30  # even random patches tell digits apart; chance is 10
 
 
 def test_a_sweep_is_an_evaluation_at_each_value(runs) -> None:
@@ -128,7 +128,7 @@ def test_sizes_that_patches_do_not_fill_are_left_out(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "facts"),
+    ("settings", "facts"),
     [
         ({"crop_ratio": 0.0}, ("crop_ratio", "0.0")),
         ({"crop_ratio": 1.5}, ("crop_ratio", "1.5")),
@@ -137,109 +137,109 @@ def test_sizes_that_patches_do_not_fill_are_left_out(tmp_path) -> None:
         ({"size": 30}, ("30", "8")),  # of patches of 8
     ],
 )
-def test_what_cannot_be_shown(shown, facts, runs) -> None:
+def test_invalid_settings_are_refused(settings, facts, runs) -> None:
     with pytest.raises(UsageError) as error:
-        patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val", **shown)
+        patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val", **settings)
     assert [fact for fact in facts if fact not in str(error.value)] == []
 
 
 # Several runs -------------------------------------------------------------------------------------------------------
 
 
-def test_kept_decisions_are_those_of_the_data(runs) -> None:
+def test_stored_predictions_equal_those_on_the_data(runs) -> None:
     three = [str(runs[f"s{seed}"]) for seed in range(3)]
-    kept, again = evaluate_runs(three), evaluate_runs(three, DATA, split="val", device="cpu")
-    assert list(kept.evaluations) == ["s0", "s1", "s2"]
-    assert kept.values() == again.values()
-    assert kept.comparisons() == again.comparisons()
-    assert len(kept.comparisons()) == 3
+    stored, again = evaluate(three), evaluate(three, DATA, split="val", device="cpu")
+    assert list(stored.evaluations) == ["s0", "s1", "s2"]
+    assert stored.values() == again.values()
+    assert stored.comparisons() == again.comparisons()
+    assert len(stored.comparisons()) == 3
 
 
 def test_spreads_of_runs(runs) -> None:
-    found = evaluate_runs([str(runs[f"s{seed}"]) for seed in range(3)])
-    top1 = [of["top1"] for of in found.values().values()]
-    spread = found.spreads()[0]
+    result = evaluate([str(runs[f"s{seed}"]) for seed in range(3)])
+    top1 = [of["top1"] for of in result.values().values()]
+    spread = result.spreads()[0]
     assert (spread.name, spread.mean, spread.std) == (
         "top1",
         pytest.approx(np.mean(top1)),
         pytest.approx(np.std(top1, ddof=1)),
     )
-    assert not {"images", "top1_low", "top1_high"} & {each.name for each in found.spreads()}
-    assert {epoch: each.mean for epoch, each in found.spread_by_epoch().items()} == {1: 11, 2: 21}
-    assert [(each.name, each.mean) for each in found.spreads_at_end()] == [("top1", 21)]
-    assert found.not_only_seeds() == []
-    elsewhere = evaluate_runs([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
+    assert not {"images", "top1_low", "top1_high"} & {each.name for each in result.spreads()}
+    assert {epoch: each.mean for epoch, each in result.spread_by_epoch().items()} == {1: 11, 2: 21}
+    assert [(each.name, each.mean) for each in result.spreads_at_end()] == [("top1", 21)]
+    assert result.not_only_seeds() == []
+    elsewhere = evaluate([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
     cloud = elsewhere.cloud()
     assert cloud.first == tuple(top1[:2])
     assert cloud.second == tuple(of["top1"] for of in elsewhere.values().values())
 
 
 def test_heads_take_part_in_the_disagreement(runs) -> None:
-    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
-    table = found.disagreement()
+    result = evaluate([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
+    table = result.disagreement()
     assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
     classifier = patchloom.load(runs["distilled"], device="cpu")
     from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 
     loader = make_evaluation_loader(open_data(DATA).val, 32, 1.0, batch_size=64, device=classifier.device, workers=0)
     heads = head_decisions(classifier.model, loader.epoch(0))
-    expected = np.mean(heads["class"].numpy() != found.evaluations["s0"].report.predictions)
+    expected = np.mean(heads["class"].numpy() != result.evaluations["s0"].report.predictions)
     assert table.between("distilled: class", "s0") == pytest.approx(expected)
-    error = 1 - found.values()["s0"]["top1"] / 100
+    error = 1 - result.values()["s0"]["top1"] / 100
     assert table.between("groundtruth", "s0") == pytest.approx(error)
 
 
-def test_pictures_are_resized_as_the_run_says(runs) -> None:
-    classifier, pictures = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
+def test_images_are_resized_as_in_the_run(runs) -> None:
+    classifier, val_images = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
     classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
-    seen = (
-        next(evaluations.EvaluationSettings(size=40).loader(classifier, pictures).epoch(0))
+    pixels = (
+        next(evaluations.EvaluationSettings(size=40).loader(classifier, val_images).epoch(0))
         .images[0]
         .permute(1, 2, 0)
         .numpy()
     )
-    assert np.array_equal(seen, test_transform(40, 1.0, "nearest")(pictures.read(0)))
-    assert not np.array_equal(seen, test_transform(40, 1.0)(pictures.read(0)))
+    assert np.array_equal(pixels, test_transform(40, 1.0, "nearest")(val_images.read(0)))
+    assert not np.array_equal(pixels, test_transform(40, 1.0)(val_images.read(0)))
 
 
-def test_accuracy_beside_cost(runs) -> None:
-    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])])
-    rows = found.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
+def test_accuracy_with_cost(runs) -> None:
+    result = evaluate([str(runs["s0"]), str(runs["distilled"])])
+    rows = result.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
     for row in rows:
         model = patchloom.load(runs[row.name], device="cpu").model
         assert (row.parameters, row.multiply_adds) == (cost(model).parameters, cost(model).multiply_adds)
-        assert row.top1 == found.values()[row.name]["top1"]
+        assert row.top1 == result.values()[row.name]["top1"]
 
 
 def test_runs_with_the_same_name_go_by_their_path(runs, tmp_path) -> None:
     other = make_run(tmp_path / "s0", seed=5)
-    assert list(evaluate_runs([str(runs["s0"]), str(other)]).evaluations) == [str(runs["s0"]), str(other)]
+    assert list(evaluate([str(runs["s0"]), str(other)]).evaluations) == [str(runs["s0"]), str(other)]
 
 
 def test_runs_that_cannot_be_compared(runs, tmp_path) -> None:
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(runs["others"])], DATA, split="val", device="cpu")
+        evaluate([str(runs["s0"]), str(runs["others"])], DATA, split="val", device="cpu")
     assert "others" in str(error.value)
     assert "s0" in str(error.value)
     assert "16" in str(error.value)
     assert "cat" in str(error.value)
     assert "dog" in str(error.value)
     with pytest.raises(UsageError, match=str(runs["s0"])):
-        evaluate_runs([str(runs["s0"])] * 2)
+        evaluate([str(runs["s0"])] * 2)
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(runs["others"])])
+        evaluate([str(runs["s0"]), str(runs["others"])])
     assert "others" in str(error.value)
     assert "predictions.safetensors" in str(error.value)
     reordered = make_run(tmp_path / "reordered", labels=tuple(reversed(open_data(DATA).classes.names)))
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
+        evaluate([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
     assert "reordered" in str(error.value)
     assert "s0" in str(error.value)
-    found = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
+    result = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
     changed = make_run(tmp_path / "changed")
-    save_predictions(changed, Predictions(found.report, found.fingerprint))
+    save_predictions(changed, Predictions(result.report, result.fingerprint))
     with pytest.raises(UsageError) as error:
-        evaluate_runs([str(runs["s0"]), str(changed)])
+        evaluate([str(runs["s0"]), str(changed)])
     assert "changed" in str(error.value)
     assert "s0" in str(error.value)
 
@@ -251,80 +251,100 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
     two = (runs["s0"], runs["s1"])
 
     def answer(*arguments):
-        done = command(("evaluate", *arguments), monkeypatch, capsys)
+        done = command(arguments, monkeypatch, capsys)
         assert (done.code, done.errors) == (0, "")
         return json.loads(done.output)
 
-    expected = evaluate_runs([str(run) for run in two])
-    found = answer(*two, "--json", "--seeds", "--agreement")
-    assert {name: of["top1"] for name, of in found["runs"].items()} == {
+    expected = evaluate([str(run) for run in two])
+    result = answer("compare", *two, "--json", "--seeds", "--agreement")
+    assert {name: of["top1"] for name, of in result["runs"].items()} == {
         n: v["top1"] for n, v in expected.values().items()
     }
-    assert found["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
-    assert found["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
-    assert found["disagreement"]["shares"] == expected.disagreement().shares.tolist()
-    (pair,) = answer(*two, "--json")["comparisons"]
+    assert result["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
+    assert result["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
+    assert result["disagreement"]["shares"] == expected.disagreement().shares.tolist()
+    (pair,) = answer("compare", *two, "--json")["comparisons"]
     assert pair == {"first": "s0", "second": "s1", **dict(expected.comparisons()[0])}
-    probes = answer(*two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
+    probes = answer("probe", *two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
     classifier = patchloom.load(runs["s1"], device="cpu")
     assert {k: v for k, v in probes["s1"].items() if k != "notes"} == dict(classifier.probe(DATA, knn=(3,), few_shot=1))
-    (small_crop, whole) = answer(two[0], DATA, "--sweep", "crop=0.5,1", "--split", "val", "--json")["s0"]
+    (small_crop, whole) = answer("evaluate", two[0], DATA, "--sweep", "crop=0.5,1", "--split", "val", "--json")["s0"]
     assert (small_crop["crop"], whole["top1"]) == (0.5, expected.values()["s0"]["top1"])
-    assert answer(two[0], "--json")["top1"] == expected.values()["s0"]["top1"]
+    assert answer("evaluate", two[0], "--json")["top1"] == expected.values()["s0"]["top1"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "columns"),
     [
-        (("s0",), ["95 %", "top1"]),
-        (("s0", "s1"), ["s0", "s1", "McNemar"]),
-        (("s0", "s1", "--seeds"), ["top1", "loss", "epoch"]),
-        (("s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["s0", "s1", "top1"]),
-        (("distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"), ["distilled: class", "0.000"]),
-        (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
-        (("s0", DATA, "--linear-sgd", "1", "--device", "cpu"), ["linear_sgd_top1", "linear_sgd_rate"]),
-        (("s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["size", "24", "32"]),
+        (("evaluate", "s0"), ["95 %", "top1"]),
+        (("compare", "s0", "s1"), ["s0", "s1", "McNemar"]),
+        (("compare", "s0", "s1", "--seeds"), ["top1", "loss", "epoch"]),
+        (("compare", "s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["s0", "s1", "top1"]),
+        (
+            ("compare", "distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"),
+            ["distilled: class", "0.000"],
+        ),
+        (("probe", "s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
+        (("probe", "s0", DATA, "--linear-sgd", "1", "--device", "cpu"), ["linear_sgd_top1", "linear_sgd_rate"]),
+        (("evaluate", "s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["size", "24", "32"]),
     ],
 )
-def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
-    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+def test_tables(arguments, columns, runs, monkeypatch, capsys) -> None:
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
-    assert [text for text in shown if text not in done.output] == []
+    assert [text for text in columns if text not in done.output] == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        (("s0", "s1", "--knn", "5"), ("--knn", "patchloom evaluate")),
-        (("s0", "--size", "64"), ("--size",)),
-        (("s0", "--few-shot", "0"), ("--few-shot",)),
-        (("s0", DATA, "--few-shot", "0"), ("few-shot", "0")),
-        (("s0", DATA, "--size", "0"), ("size", "0")),
-        (("s0", "--seeds"), ("--seeds",)),
-        (("s0", DATA, "--knn", "5", "--sweep", "crop"), ("--knn", "--sweep")),
-        (("s0", DATA, "--linear", "--agreement"), ("--linear", "--agreement")),
-        (("s0", DATA, "--agreement", "--linear-sgd"), ("--linear-sgd", "--agreement")),
-        (("s0", DATA, "--linear", "--split", "val"), ("--split", "--linear")),
-        (("s0", DATA, "--knn", "many"), ("--knn", "many")),
-        (("s0", DATA, "--knn", "10000"), ("k", "10000")),
-        (("s0", DATA, "--few-shot", "1000"), ("1000",)),
-        (("s0", DATA, "--sweep", "batch"), ("--sweep", "crop", "size")),
-        (("s0", DATA, "--sweep", "crop=a"), ("--sweep", "crop", "size")),
-        (("s0", DATA, "--sweep", "size=30", "--split", "val"), ("resmlp_s12", "30")),
-        (("s0", "others", DATA, "--split", "val"), ("others", "16")),
-        (("nowhere",), ("nowhere",)),
-        (("nowhere", "s0"), ("nowhere",)),
+        (("probe", "s0", "s1", "--knn", "5"), ("--knn", "patchloom probe")),
+        (("evaluate", "s0", "--size", "64"), ("--size",)),
+        (("probe", "s0", "--few-shot", "0"), ("--few-shot",)),
+        (("probe", "s0", DATA, "--few-shot", "0"), ("few-shot", "0")),
+        (("evaluate", "s0", DATA, "--size", "0"), ("size", "0")),
+        (("compare", "s0", "--seeds"), ("--seeds",)),
+        (("compare", "s0"), ("two", "s0")),
+        (("probe", "s0", DATA, "--knn", "5", "--sweep", "crop"), ("--sweep",)),
+        (("probe", "s0", DATA, "--linear", "--agreement"), ("--agreement",)),
+        (("probe", "s0", DATA, "--linear", "--split", "val"), ("--split",)),
+        (("probe", "s0", DATA, "--knn", "many"), ("--knn", "many")),
+        (("probe", "s0", DATA, "--knn", "10000"), ("k", "10000")),
+        (("probe", "s0", DATA, "--few-shot", "1000"), ("1000",)),
+        (("evaluate", "s0", DATA, "--sweep", "batch"), ("--sweep", "crop", "size")),
+        (("evaluate", "s0", DATA, "--sweep", "crop=a"), ("--sweep", "crop", "size")),
+        (("evaluate", "s0", DATA, "--sweep", "size=30", "--split", "val"), ("resmlp_s12", "30")),
+        (("compare", "s0", "others", DATA, "--split", "val"), ("others", "16")),
+        (("evaluate", "nowhere"), ("nowhere",)),
+        (("compare", "nowhere", "s0"), ("nowhere",)),
     ],
 )
 def test_a_mistake_is_one_line(arguments, facts, runs, monkeypatch, capsys) -> None:
-    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
     assert done.code == 2
     assert done.errors.startswith("error: ")
     assert [fact for fact in facts if fact not in done.errors] == []
     assert done.errors.count("\n") == 1
 
 
-def test_images_without_labels_are_told(runs, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "old", "new"),
+    [
+        (("evaluate", "s0", DATA, "--knn", "3", "--json", "--device", "cpu"), "evaluate --knn", "probe --knn"),
+        (("evaluate", "s0", "s1", "--seeds", "--json"), "evaluate --seeds", "compare --seeds"),
+        (("evaluate", "s0", "s1", "--json"), "evaluate RUN RUN", "compare RUN RUN"),
+    ],
+)
+def test_old_spellings_of_evaluate_work_with_a_hint(arguments, old, new, runs, monkeypatch, capsys) -> None:
+    done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
+    assert (done.code, done.errors.count("\n")) == (0, 1)
+    assert f"patchloom {old}" in done.errors
+    assert f"patchloom {new}" in done.errors
+    verb = new.split()[0]
+    assert command((verb, *(runs.get(a, a) for a in arguments[1:])), monkeypatch, capsys).output == done.output
+
+
+def test_images_without_labels_are_reported(runs, tmp_path) -> None:
     for i in range(4):
         Image.new("RGB", (32, 32)).save(tmp_path / f"{i}.png")
     classifier = patchloom.load(runs["s0"], device="cpu")

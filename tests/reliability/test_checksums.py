@@ -19,7 +19,7 @@ from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import damaged_lines, read_metrics
 from patchloom.tasks.classification.seeds import evaluations
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
@@ -59,7 +59,7 @@ def collection(made: Path, tmp_path: Path) -> Path:
 
 def answers(run: Path) -> Any:
     """What a user would be told of the run."""
-    report = evaluate_runs([str(run)]).evaluations["run"].report
+    report = evaluate([str(run)]).evaluations["run"].report
     return dict(report), report.classes, read_run_files(run), evaluations(run)
 
 

@@ -39,7 +39,7 @@ from patchloom.runs.predictions import load_predictions
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.seeds import epoch_values, final_values
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
 from patchloom.tasks.translation.run_files import load_seq2seq, read_val
@@ -162,7 +162,7 @@ def test_any_config_is_one_line(made: Path, run: Path, name: str) -> None:
     for data in mutations(value, each=2):
         (run / name).write_bytes(data)
         with one_line_or_fine():
-            evaluate_runs([str(run)])
+            evaluate([str(run)])
         with one_line_or_fine():
             load(run, device="cpu").predict(picture)
     with one_line_or_fine():
@@ -302,7 +302,7 @@ def test_any_decisions_are_one_line(run: Path) -> None:
             assert report.confusion.sum() == len(report.index)
     path.write_bytes(save_columns(columns, {"patchloom": json.dumps(about | {"classes": ["a", "b", "c"]})}))
     with pytest.raises(CheckpointError) as error:
-        evaluate_runs([str(run)])
+        evaluate([str(run)])
     assert "predictions.safetensors" in str(error.value)
     assert {"2", "3"} <= set(re.findall(r"\b\d+\b", str(error.value)))
 
@@ -555,7 +555,7 @@ def test_what_is_no_file_in_a_run_is_one_line(made: Path, tmp_path: Path, kind: 
         for use in (
             verify,
             lambda run: load(run, device="cpu").predict(picture),
-            lambda run: evaluate_runs([str(run)]),
+            lambda run: evaluate([str(run)]),
             final_values,
         ):
             with one_line_or_fine():

@@ -1,12 +1,15 @@
 """A tiny trained classifier, served in this process."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import patchloom
 from patchloom.serving.app import App
-from patchloom.serving.served_model import describe, verb_functions
+from patchloom.serving.limits import Limits
+from patchloom.serving.served_model import ServedModel, describe, verb_functions
+from patchloom.tasks.table import task_named
 from tests.golden import make
 from tests.serving.clients import InThisProcess
 
@@ -21,4 +24,9 @@ def classifier() -> patchloom.Classifier:
 
 @pytest.fixture
 def app(classifier: patchloom.Classifier) -> App:
-    return App(InThisProcess(verb_functions(classifier), describe(classifier)), "golden")
+    return App(in_this_process(classifier), "golden")
+
+
+def in_this_process(model: Any, task: str = "classification", limits: Limits | None = None) -> InThisProcess:
+    served = ServedModel(task_named(task), model)
+    return InThisProcess(verb_functions(served), describe(served), limits)

@@ -11,16 +11,16 @@ import numpy as np
 from PIL import Image
 
 import patchloom
-from patchloom.inference.index import open_index
 from patchloom.inference.index_build import index
 from patchloom.models.dense.detector import make_detector
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.page import PageApp
-from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions
+from patchloom.serving.served_model import ServedModel, describe, load_served, thumbnail_functions, verb_functions
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
+from patchloom.tasks.table import task_named
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, asked
@@ -33,40 +33,40 @@ BACKBONE: dict[str, Any] = {"depth": 2, "dim": 16, "patch_size": 8, "image_size"
 COLORS = {"crimson": "warm", "tomato": "warm", "navy": "cold"}
 
 
-def classifier(_: Path) -> Any:
+def classifier(_: Path) -> ServedModel:
     return load_served(str(GOLDEN / "classifier"), device="cpu")
 
 
-def artifact(_: Path) -> Any:
+def artifact(_: Path) -> ServedModel:
     def means(pixels: np.ndarray) -> dict[str, np.ndarray]:
         return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
 
     transform = EvaluationTransform((32, 32), 1.0)
     about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
-    return ArtifactClassifier(Path("artefact"), about, LABELS, means)
+    return ServedModel(task_named("classification"), ArtifactClassifier(Path("artifact"), about, LABELS, means))
 
 
-def segmenter(_: Path | None = None) -> Any:
+def segmenter() -> Segmenter:
     options: dict[str, Any] = {"backbone": BACKBONE, "channels": 8, "auxiliary_channels": 0}
     config = SegmentationConfig(name="resmlp_s12", num_classes=3, image_size=(32, 32), **options)
     return Segmenter(SegmentationNetwork(config).eval(), FILES)
 
 
-def detector(_: Path | None = None) -> Any:
+def detector() -> ObjectDetector:
     backbone = patchloom.create_model("resmlp_s12", **BACKBONE)
     network = make_detector(backbone, 3, masks=True, channels=8, hidden=16, min_score=0.0)
     return ObjectDetector(network.eval(), FILES)
 
 
-def translator(_: Path) -> Any:
+def translator(_: Path) -> ServedModel:
     return load_served(str(GOLDEN / "translator"), device="cpu")
 
 
-def without_classes(_: Path) -> Any:
+def without_classes(_: Path) -> ServedModel:
     return load_served(str(GOLDEN / "dino"), device="cpu")
 
 
-def of_index(folder: Path) -> Any:
+def of_index(folder: Path) -> ServedModel:
     """Three colours at two levels, four pictures each."""
     rng = np.random.default_rng(0)
     (folder / "files").mkdir()
@@ -79,14 +79,14 @@ def of_index(folder: Path) -> Any:
             pixels = np.asarray(Image.new("RGB", (300, 200), name)).astype(int) + noise
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / "files" / name / f"{number}.jpg")
     index(str(GOLDEN / "classifier"), [str(folder / "files")], out=folder / "index", device="cpu")
-    return open_index(folder / "index", device="cpu")
+    return load_served(str(folder / "index"), device="cpu")
 
 
-MODELS: dict[str, Callable[[Path], Any]] = {
+MODELS: dict[str, Callable[[Path], ServedModel]] = {
     "classifier": classifier,
-    "artefact": artifact,
-    "segmenter": segmenter,
-    "detector": detector,
+    "artifact": artifact,
+    "segmenter": lambda _: ServedModel(task_named("segmentation"), segmenter()),
+    "detector": lambda _: ServedModel(task_named("detection"), detector()),
     "translator": translator,
     "without classes": without_classes,
     "index": of_index,
@@ -96,8 +96,8 @@ MODELS: dict[str, Callable[[Path], Any]] = {
 LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 
 
-def page_of(model: Any, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
-    processes = InThisProcess(verb_functions(model), describe(model))
+def page_of(served: ServedModel, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
+    processes = InThisProcess(verb_functions(served), describe(served))
     processes.source = source
     thumbnails = None if images is None else InThisProcess(thumbnail_functions([str(images)]), {})
     return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)

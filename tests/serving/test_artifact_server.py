@@ -1,4 +1,4 @@
-"""An artefact behind a real server: no torch anywhere, two model processes, and an end that loses nothing of either."""
+"""An artifact behind a real server: no torch anywhere, two model processes, and an end that loses nothing of either."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(artifact: Path) -> Iterator[Server]:
     """Two model processes."""
-    started = Server(serve_command(artifact, "--workers", "2"))
+    started = Server(serve_command(artifact, "--processes", "2"))
     yield started
     started.end()
 
@@ -98,7 +98,7 @@ def test_one_of_two_model_processes_may_die(two: Server) -> None:
 
 
 def test_two_model_processes_answer_what_was_taken_and_end(artifact: Path) -> None:
-    server = Server(serve_command(artifact, "--workers", "2"))
+    server = Server(serve_command(artifact, "--processes", "2"))
     for pid in server.pids:
         os.kill(pid, signal.SIGSTOP)
     try:

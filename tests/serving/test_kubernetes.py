@@ -8,6 +8,7 @@ import typer
 import yaml
 
 from patchloom.cli.serve import serve
+from patchloom.cli.verb import verb
 from patchloom.serving.app import PROBES, App
 from patchloom.serving.processes import STOP_SECONDS
 from patchloom.serving.server import LAST_SECONDS
@@ -25,7 +26,7 @@ def options(container: dict[str, Any]) -> dict[str, Any]:
     """The command line of the container as `patchloom serve` understands it."""
     found: dict[str, Any] = {}
     app = typer.Typer()
-    app.command()(serve)
+    app.command()(verb(serve))
     command: Any = typer.main.get_command(app)
     assert (container["command"], container["args"][0]) == (["patchloom"], "serve")
     with command.make_context("serve", list(container["args"][1:])) as context:
@@ -38,7 +39,7 @@ def test_ports_probes_and_the_end(documents: dict[str, Any], app: App) -> None:
     (container,) = pod["containers"]
     given = options(container)
     assert given["host"] == "0.0.0.0"
-    assert given["served"].startswith(container["volumeMounts"][0]["mountPath"])
+    assert given["source"].startswith(container["volumeMounts"][0]["mountPath"])
     assert container["ports"] == [{"name": "http", "containerPort": given["port"]}]
     for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
@@ -47,7 +48,7 @@ def test_ports_probes_and_the_end(documents: dict[str, Any], app: App) -> None:
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= waited + given["deadline"] + LAST_SECONDS + STOP_SECONDS
     assert container["env"][0]["name"] == "PATCHLOOM_API_KEY"
-    assert int(container["resources"]["limits"]["cpu"]) % given["workers"] == 0
+    assert int(container["resources"]["limits"]["cpu"]) % given["processes"] == 0
     assert pod["securityContext"]["runAsNonRoot"]
 
 

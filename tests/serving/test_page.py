@@ -22,13 +22,13 @@ import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-import patchloom
 from patchloom.cli.app import _open as open_page
 from patchloom.inference.index_build import index
 from patchloom.report.pictures.explanations import class_map, strengths
 from patchloom.report.pictures.look import network_inputs
 from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
+from patchloom.serving.served_model import load_served
 from patchloom.serving.server import free_port
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
@@ -76,7 +76,7 @@ def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
-    html = ask(page_of(MODELS["artefact"](tmp_path)), "GET", "/").body.decode()
+    html = ask(page_of(MODELS["artifact"](tmp_path)), "GET", "/").body.decode()
     assert "patchloom app RUN" in html
     assert 'id="map"' not in html
     html = ask(page_of(MODELS["without classes"](tmp_path)), "GET", "/").body.decode()
@@ -85,8 +85,8 @@ def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
 
 
 def test_what_speaks_for_a_class(tmp_path: Path) -> None:
-    model = MODELS["classifier"](tmp_path)
-    app = page_of(model)
+    served = MODELS["classifier"](tmp_path)
+    model, app = served.model, page_of(served)
     likeliest, other = (name for name, _ in model.predict(PICTURES[0], top=2))
     found = {}
     for label in (None, other):
@@ -104,10 +104,10 @@ def test_what_speaks_for_a_class(tmp_path: Path) -> None:
     for query, fact in (("label=squirrel", "'squirrel'"), ("label=" + "x" * 1001, "1000"), ("path=a", "'path'")):
         told = post(app, "/explain", PICTURES[0], query=query, **HERE)
         assert (told.status, fact in told.error, "\n" in told.error) == (422, True, False), told.error
-    model = MODELS["without classes"](tmp_path)
-    told = post(page_of(model), "/explain", PICTURES[0], **HERE).json["results"][0]
+    served = MODELS["without classes"](tmp_path)
+    told = post(page_of(served), "/explain", PICTURES[0], **HERE).json["results"][0]
     assert (told["answers"], told["label"], told["kind"]) == ([], "", "share")
-    assert post(page_of(model), "/explain", PICTURES[0], query="label=a", **HERE).status == 422
+    assert post(page_of(served), "/explain", PICTURES[0], query="label=a", **HERE).status == 422
 
 
 def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched: tuple[PageApp, Path]) -> None:
@@ -165,7 +165,7 @@ def test_the_report_is_a_plain_file_of_the_run(replace: Any, tmp_path: Path) -> 
     shutil.copytree(GOLDEN / "classifier", run)
     (run / "report.html").write_text("<title>the report</title>")
     (tmp_path / "linked").symlink_to(run)  # the folder itself is the user's to name
-    app = page_of(patchloom.load(run, device="cpu"), str(tmp_path / "linked"))
+    app = page_of(load_served(str(run), device="cpu"), str(tmp_path / "linked"))
     assert ask(app, "GET", "/report").status == 200
     (run / "report.html").unlink()
     replace(run / "report.html")
@@ -195,7 +195,7 @@ def test_a_client_names_no_file(searched: tuple[PageApp, Path]) -> None:
 def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(GOLDEN / "classifier", run)
-    model = patchloom.load(run, device="cpu")
+    model = load_served(str(run), device="cpu")
     without = page_of(model, str(run))
     assert ask(without, "GET", "/report").status == 404
     assert "/report" not in ask(without, "GET", "/").body.decode()

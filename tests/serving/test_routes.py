@@ -13,12 +13,13 @@ import pytest
 import patchloom.serving
 from patchloom.serving.app import App
 from patchloom.serving.limits import INPUTS, Limits
-from patchloom.serving.served_model import describe, verb_functions
+from patchloom.serving.served_model import ServedModel, verb_functions
+from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.decode import MAX_PIXELS
 from tests.data.bad_images import READ, REFUSED
-from tests.serving.clients import InThisProcess, asked, get, post
-from tests.serving.conftest import PICTURES
+from tests.serving.clients import asked, get, post
+from tests.serving.conftest import PICTURES, in_this_process
 
 PNG = PICTURES[0]
 
@@ -110,7 +111,7 @@ def test_a_request_that_cannot_be_read(app: App) -> None:
 
 def test_the_size_of_a_body_and_of_a_picture_is_limited(classifier) -> None:
     limits = Limits(body_bytes=len(PNG), pixels=100)
-    app = App(InThisProcess(verb_functions(classifier), describe(classifier), limits), "small")
+    app = App(in_this_process(classifier, limits=limits), "small")
     told = post(app, "/predict", PNG + b"x")
     assert (told.status, told.headers["connection"]) == (413, "close")
     told = post(app, "/predict", b"", **{"content-length": "99999999999999999999"})
@@ -133,7 +134,7 @@ def test_a_path_or_method_that_is_not_there(app: App) -> None:
 
 
 def test_a_key_is_asked_of_all_but_probes(classifier) -> None:
-    app = App(InThisProcess(verb_functions(classifier), describe(classifier)), "golden", api_key="secret")
+    app = App(in_this_process(classifier), "golden", api_key="secret")
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": "secre"}):
         told = post(app, "/predict", PNG, **headers)
         assert (told.status, told.headers["www-authenticate"]) == (401, "Bearer")
@@ -168,8 +169,9 @@ def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
 
 
 def test_what_cannot_be_served_is_said() -> None:
-    with pytest.raises(UsageError, match=r"\bdict\b"):
-        verb_functions({})
+    task = Task(name="guessing", training="", model="", report="")
+    with pytest.raises(UsageError, match=r"\bguessing\b"):
+        verb_functions(ServedModel(task, None))
     assert json.dumps(Limits().body_bytes) == "20000000"
     with pytest.raises(UsageError, match=r"\bqueue\b.*\b0\b.*\b1\b"):
         Limits(queue=0)

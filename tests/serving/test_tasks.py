@@ -3,6 +3,8 @@
 import base64
 import io
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import patchloom
 from patchloom.serving.app import App
-from patchloom.serving.served_model import describe, load_served, verb_functions, warm_up
+from patchloom.serving.served_model import ServedModel, describe, load_served, verb_functions, warm_up
+from patchloom.tasks.table import task_named
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata, WindowSettings
 from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
 from patchloom_runtime.errors import UsageError
@@ -22,15 +24,19 @@ from tests.serving.conftest import GOLDEN, PICTURES
 from tests.serving.pages import LABELS, detector, segmenter
 
 
-def served(model: Any) -> App:
-    answers = verb_functions(model)
-    warm_up(answers)
-    return App(InThisProcess(answers, describe(model)), "model")
+def app_of(served: ServedModel) -> App:
+    functions = verb_functions(served)
+    warm_up(functions)
+    return App(InThisProcess(functions, describe(served)), "model")
+
+
+def app_for(task: str, model: Any) -> App:
+    return app_of(ServedModel(task_named(task), model))
 
 
 def test_classes_of_pixels() -> None:
     model = segmenter()
-    (told,) = post(served(model), "/segment", PICTURES[0]).json["results"]
+    (told,) = post(app_for("segmentation", model), "/segment", PICTURES[0]).json["results"]
     mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(told["mask"]))))
     assert (mask == model.predict(PICTURES[0])).all()
     assert mask.shape == (told["height"], told["width"])
@@ -52,7 +58,7 @@ def test_artifacts() -> None:
         about = ArtifactMetadata(
             "onnx", "float32", task, "resmlp_s12", outputs, transform, {}, WindowSettings((16, 16))
         )
-        return served(kind(Path("artefact"), about, LABELS, means))
+        return app_for(task, kind(Path("artifact"), about, LABELS, means))
 
     image = io.BytesIO()
     Image.new("RGB", (40, 36), (10, 200, 30)).save(image, "PNG")
@@ -68,7 +74,7 @@ def test_artifacts() -> None:
 
 def test_objects() -> None:
     model = detector()
-    app = served(model)
+    app = app_for("detection", model)
     assert post(app, "/detect", PICTURES[0], query="min_score=1.5").status == 422
     (told,) = post(app, "/detect", PICTURES[0], query="min_score=0").json["results"]
     found = model.predict(PICTURES[0], min_score=0.0)
@@ -79,8 +85,8 @@ def test_objects() -> None:
 
 def test_translations() -> None:
     pytest.importorskip("sentencepiece")
-    model = load_served(str(GOLDEN / "translator"), device="cpu")
-    app = served(model)
+    served = load_served(str(GOLDEN / "translator"), device="cpu")
+    model, app = served.model, app_of(served)
     lines = ["one two", ""]
     expected = [[each.text for each in of_line] for of_line in model.translate(lines, n_best=2)]
     told = post(app, "/translate", {"lines": lines, "n_best": 2})
@@ -101,8 +107,8 @@ def test_translations() -> None:
 
 def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "index", tmp_path / "index")
-    index = load_served(str(tmp_path / "index"), device="cpu", model=str(GOLDEN / "classifier"))
-    app = served(index)
+    served = load_served(str(tmp_path / "index"), device="cpu", model=str(GOLDEN / "classifier"))
+    index, app = served.index, app_of(served)
     assert get(app, "/").json["verbs"] == ["search", "predict", "embed", "explain"]
     (told,) = post(app, "/search", PICTURES[0], query="top=2").json["results"]
     assert [hit["path"] for hit in told["hits"]] == [hit.path for hit in index.search(PICTURES[0], top=2).hits]
@@ -113,7 +119,18 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_classifier_has_vectors_alone() -> None:
-    app = served(patchloom.load(GOLDEN / "dino", device="cpu"))
+    app = app_of(load_served(str(GOLDEN / "dino"), device="cpu"))
     assert get(app, "/").json["verbs"] == ["embed", "explain"]
     assert post(app, "/predict", PICTURES[0]).status == 404
     assert len(post(app, "/embed", PICTURES[0]).json["results"][0]["vector"]) > 0
+
+
+def test_no_task_needs_torch_to_serve_its_artifacts() -> None:
+    code = """
+import sys
+from patchloom.tasks.table import TASKS
+assert all(task.serving for task in TASKS.values())
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training import measuring, memory
+from patchloom.training import memory, timing
 from patchloom.training.memory import MemoryNeed, available_bytes, parts_that_fit
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import ResourceError, UsageError
@@ -65,7 +65,7 @@ def test_the_limit_of_a_version_1_control_group_above_counts(tmp_path: Path) -> 
 
 @pytest.fixture(autouse=True)
 def quickly_measured(monkeypatch) -> None:
-    monkeypatch.setattr(measuring, "MEASURING_S", 0.0)
+    monkeypatch.setattr(timing, "MEASURING_S", 0.0)
 
 
 TINY = {"model.options.depth": 2, "model.options.dim": 32, "model.options.patch_size": 4}
@@ -110,8 +110,8 @@ def test_more_micro_batches_than_images_are_refused(tmp_path) -> None:
         assert {str(micro_batches), str(limit)} <= set(re.findall(r"\b\d+\b", str(error.value)))
 
 
-def test_measuring_changes_neither_weights_nor_random_numbers(tmp_path, monkeypatch) -> None:
-    """The batch is not cut either way, so the runs may differ by what measuring leaves behind alone."""
+def test_timing_changes_neither_weights_nor_random_numbers(tmp_path, monkeypatch) -> None:
+    """The batch is not cut either way, so the runs may differ by what timing leaves behind alone."""
     weights = []
     for there in (None, 1 << 40):
         monkeypatch.setattr(memory, "available_bytes", lambda there=there: there)

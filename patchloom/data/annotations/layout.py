@@ -181,7 +181,7 @@ def _chosen_annotations(root: Path, reading: Reading) -> tuple[Path, Annotations
     if reading.images is not None:
         home, pairs, kinds = _named_pairs(root, os.fspath(reading.images), there, kind)
     else:
-        home, pairs, kinds = _found_pairs(root, [path for _, path in there], kind)
+        home, pairs, kinds = _matching_pairs(root, [path for _, path in there], kind)
         if not pairs:
             raise UsageError(
                 f"{option} {place}: no images with the names of its files; pass their folder: --images DIR"
@@ -207,7 +207,7 @@ def _named_pairs(
     return home, pairs, kinds
 
 
-def _found_pairs(root: Path, annotated: Sequence[Path], kind: str) -> tuple[Path, list[Pair], set[str]]:
+def _matching_pairs(root: Path, annotated: Sequence[Path], kind: str) -> tuple[Path, list[Pair], set[str]]:
     """Search for the images of --masks or --boxes. Returns their root, the pairs and their kinds."""
     home = _common_root(root, annotated)
     candidates = [one for one in find_annotations(Evidence.search(home)) if (one.kind == "masks") == (kind == "masks")]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.datasets import file_state
+from patchloom.data.images.image_store import file_state
 from patchloom.data.text.numbers import find_numbers
 from patchloom.data.text.sentences import SentenceSplit, find_sentences, is_train, not_utf8
 from patchloom_runtime.errors import DataError, UsageError, nearest
@@ -56,8 +56,9 @@ class PairsPart:
     states: tuple[tuple[int, int] | None, ...] = field(repr=False)  # of the files when they were first read
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        if _states(self.split, self.sides) != self.states:
-            raise DataError(f"{self.split.sides[self.sides[0]]} or its other side has changed since it was opened")
+        for side, now, then in zip(self.sides, _states(self.split, self.sides), self.states, strict=False):
+            if now != then:
+                raise DataError(f"{printable(self.split.files[side])} has changed since it was opened; start again")
         wanted = iter(self.rows.tolist())
         next_row = next(wanted, None)
         for row, texts in enumerate(self.split.read(self.sides)):

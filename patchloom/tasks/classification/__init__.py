@@ -9,5 +9,6 @@ TASK = Task(
     model="patchloom.tasks.classification.model:ClassifierLoader",
     report="patchloom.tasks.classification.report:ClassificationReporting",
     export="patchloom.tasks.classification.export:ClassifierSubject",
+    serving="patchloom.tasks.classification.serving:verb_functions",
     whole_images=True,
 )

@@ -169,9 +169,6 @@ def evaluate(
     return RunEvaluations(folders, evaluations)
 
 
-evaluate_runs = evaluate  # earlier name, from when it took several runs only
-
-
 def _in_words(pair: Comparison) -> str:
     verdict = "one is better" if pair.significant else "it may be chance"
     points = f"{pair.difference:+.2f} points ({pair.low:+.2f}…{pair.high:+.2f})".replace("-", "−")
@@ -183,7 +180,7 @@ def _stored_predictions(folder: Path) -> Predictions:
     if not files.decides:
         raise UsageError(
             f"{folder} has no classifier, so it has no predictions. Measure its features: "
-            f"patchloom evaluate {shlex.quote(str(folder))} DATA --knn"
+            f"patchloom probe {shlex.quote(str(folder))} DATA --knn"
         )
     return load_predictions(folder, len(files.labels))
 
@@ -220,5 +217,5 @@ def _check_comparable(evaluations: dict[str, Evaluation]) -> None:
         if evaluation.fingerprint != first.fingerprint:
             raise UsageError(
                 f"{other} and {name} have predictions for different images. "
-                "Evaluate both on the same data: patchloom evaluate RUN… DATA"
+                "Evaluate both on the same data: patchloom compare RUN… DATA"
             )

@@ -8,5 +8,6 @@ TASK = Task(
     model="patchloom.tasks.classification.model:ClassifierLoader",
     report="patchloom.tasks.embedding.report:EmbeddingReporting",
     export="patchloom.tasks.classification.export:ClassifierSubject",
+    serving="patchloom.tasks.classification.serving:verb_functions",
     whole_images=True,
 )

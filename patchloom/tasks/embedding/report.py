@@ -21,9 +21,9 @@ class EmbeddingReporting(Reporting):
     def next_commands(self, plan: Any) -> Sequence[str]:
         folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
         if plan.settings.level:
-            return f"patchloom evaluate {folder} {data} --levels", f"patchloom look {folder} --ranked"
+            return f"patchloom probe {folder} {data} --levels", f"patchloom look {folder} --ranked"
         if len(plan.splits.classes):
-            return f"patchloom evaluate {folder} {data} --knn --linear", f"patchloom train {data} --init {folder}"
+            return f"patchloom probe {folder} {data} --knn --linear", f"patchloom train {data} --init {folder}"
         return f"patchloom index {folder} {data} --out {folder}.index", f"patchloom train LABELLED --init {folder}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:

@@ -14,7 +14,8 @@ from patchloom.recipes.schema import Recipe, flatten
 from patchloom.tasks.classification import TASK as CLASSIFICATION
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.settings import TrainingSettings
-from patchloom.training.run import make_plan, run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import make_plan, run_training
 from patchloom.training.sweeps.grid import SHARE, Setting, run_folder, with_setting
 from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.errors import UsageError

@@ -19,7 +19,8 @@ from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import folder_name
 from patchloom.tasks.settings import TrainingSettings
-from patchloom.training.run import printer, run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import printer, run_training
 from patchloom.training.sweeps.grid import drop_seed, in_words, settings_of, value_text
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.planning import SweepRun, estimated_s, plan_runs

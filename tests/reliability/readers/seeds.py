@@ -9,7 +9,8 @@ from PIL import Image
 
 from patchloom.inference.index_build import index
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training.run import run_training, silent
+from patchloom.training.assemble import silent
+from patchloom.training.run import run_training
 from patchloom.training.sweeps.sweep import sweep
 from patchloom.training.sweeps.table import Sweep
 from tests import translation_runs

@@ -10,9 +10,9 @@ from patchloom.engine import loop
 from patchloom.runs.config import read_recipe
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training import measuring, timing
-from patchloom.training.measuring import REPORT_S, StepTimes, epochs_within, evaluations_of
+from patchloom.training import timing
 from patchloom.training.run import run_training
+from patchloom.training.timing import REPORT_S, StepTimes, epochs_within, evaluations_of
 from patchloom_runtime.errors import UsageError
 
 TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}
@@ -163,7 +163,7 @@ def test_stopping_after_a_time_saves_and_the_same_command_goes_on(tmp_path) -> N
 
 
 def test_a_dry_run_of_long_steps_measures_a_few_images(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(measuring, "MEASURING_S", 0.0)
+    monkeypatch.setattr(timing, "MEASURING_S", 0.0)
     said: list[str] = []
     epochs = []
     whole = device.DeviceLoader.epoch
@@ -175,7 +175,7 @@ def test_a_dry_run_of_long_steps_measures_a_few_images(tmp_path, monkeypatch) ->
 
 
 def test_a_recipe_that_does_not_suit_the_data_says_so_and_is_fitted(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(measuring, "MEASURING_S", 0.0)
+    monkeypatch.setattr(timing, "MEASURING_S", 0.0)
     small = {"model": "timm:test_resnet", "batch": None, "changes": {}}
     said: list[str] = []
     data = "shapes:count=100,size=32"
