@@ -81,7 +81,7 @@ class Processes:
 
     def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on their rank: for all but the last of accumulated micro-batches."""
-        return prepared.no_sync() if hasattr(prepared, "no_sync") else nullcontext()
+        return prepared.no_sync() if isinstance(prepared, DistributedDataParallel) else nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the run's autocast context."""
