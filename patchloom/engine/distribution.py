@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.machine import device_kind
-from patchloom.models.sharding import is_sharded
+from patchloom.models.from_config import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]

@@ -104,7 +104,7 @@ def _summary(name: str, folder: Path, record: RunMetadata | None, found: TaskPag
         best=found.best,
         measure=found.measure,
         interval=found.interval,
-        weights="ema" if record and record.best_weights == "ema" else "model",
+        weights=record.best_weights if record else "model",
         epochs=record.epochs if record else None,
         seconds=record.seconds if record else None,
         command=record.command(folder) if record else "",

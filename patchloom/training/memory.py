@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run, SampledBatches
+from patchloom.models.from_config import is_sharded
 from patchloom.models.peak_memory import LiveBytes
-from patchloom.models.sharding import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 
 GIB = 2**30

@@ -25,8 +25,7 @@ from patchloom.exporters.single_page.page import described, export_page
 from patchloom.exporters.single_page.program import PageProgram, Weights
 from patchloom.inference.classifier import Classifier
 from patchloom.layers.attention import record_attention
-from patchloom.models.absorb import absorb
-from patchloom.models.network import Network
+from patchloom.models.network import Network, absorb
 from patchloom.models.registry import build_model
 from patchloom.report.pictures.attention import class_attention, class_evidence
 from patchloom.runs.config import Preprocessing, RunFiles

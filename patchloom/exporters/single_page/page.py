@@ -18,7 +18,7 @@ from patchloom.exporters.single_page.kernels import kernels
 from patchloom.exporters.single_page.networks import PageOutput, write_network
 from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
-from patchloom.models.absorb import absorb
+from patchloom.models.network import absorb
 from patchloom.report.page import ABOUT_MAPS, page_script, write_page
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import UsageError, nearest, with_near_options
