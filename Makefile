@@ -20,14 +20,14 @@ test: $(READY)
 
 # Every folder of tests, about two minutes on two idle cores.
 FAST_TESTS := tests/architecture tests/cli/test_data_arguments.py tests/cli/test_help.py tests/cli/test_printed.py \
-	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/data/test_decode.py \
+	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/runtime/test_decode.py \
 	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
-	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \
-	tests/deployment/test_image_inputs.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
+	tests/data/test_sources.py tests/data/test_splits.py tests/tasks/segmentation/test_pixel_classes.py \
+	tests/inference/test_image_inputs.py tests/inference/test_index.py tests/report/test_notebook.py \
 	tests/engine/test_loop.py tests/engine/test_optimization.py tests/engine/test_records.py \
 	tests/engine/test_resume.py tests/evaluation/test_classification.py tests/evaluation/test_detection.py \
 	tests/evaluation/test_retrieval.py tests/evaluation/test_segmentation.py tests/evaluation/test_translation.py \
-	tests/fuzz tests/inspection/test_attention.py tests/inspection/test_cost.py tests/inspection/test_pictures.py \
+	tests/fuzz tests/report/pictures/test_attention.py tests/models/test_cost.py tests/report/pictures/test_pictures.py \
 	tests/layers/test_token_mixing.py tests/models/test_beam_search.py tests/models/test_dense.py \
 	tests/models/test_detector.py tests/models/test_seq2seq.py tests/models/test_weights_table.py \
 	tests/objectives/test_classification.py tests/objectives/test_distillation.py \
@@ -35,7 +35,7 @@ FAST_TESTS := tests/architecture tests/cli/test_data_arguments.py tests/cli/test
 	tests/reliability/test_checksums.py tests/reliability/test_mistakes.py tests/serving/test_admission.py \
 	tests/serving/test_exchange.py tests/serving/test_routes.py tests/serving/test_uploads.py \
 	tests/training/test_assemble.py tests/training/test_run_folders.py tests/training/test_start.py \
-	tests/test_checkpoint.py tests/test_docs.py tests/test_house.py tests/test_signatures.py tests/test_tasks.py \
+	tests/runs/test_checkpoints.py tests/test_docs.py tests/test_house.py tests/test_signatures.py tests/tasks/test_tasks.py \
 	tests/test_timm.py
 
 test-fast: $(READY)
@@ -48,9 +48,9 @@ OLDEST := .venv-oldest/bin
 # A broad part of the tests that takes about two minutes; the whole of them is for the newest versions.
 OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_printed.py tests/recipes tests/training \
 	tests/engine/test_loop.py tests/engine/test_resume.py tests/engine/test_optimization.py tests/engine/test_records.py \
-	tests/data/test_decode.py tests/data/test_folder.py tests/data/test_parquet.py tests/data/test_sources.py \
-	tests/data/test_augment.py tests/data/test_vocabulary.py tests/objectives/test_classification.py \
-	tests/serving tests/test_checkpoint.py tests/test_timm.py
+	tests/runtime/test_decode.py tests/data/test_folder.py tests/data/test_parquet.py tests/data/test_sources.py \
+	tests/data/test_augment.py tests/runtime/test_vocabulary.py tests/objectives/test_classification.py \
+	tests/serving tests/runs/test_checkpoints.py tests/test_timm.py
 
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest

@@ -13,6 +13,8 @@ import pytest
 
 import patchloom
 
+pytest_plugins = ["tests.small_runs"]
+
 warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
 
 REPOSITORY = Path(__file__).parent.parent

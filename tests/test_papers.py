@@ -20,9 +20,9 @@ from patchloom.recipes import get_recipe
 from patchloom.tasks.detection import plan as detection_plan
 from patchloom.tasks.images import plan as image_plan
 from patchloom.training import run as training
-from tests.deployment.conftest import trained  # noqa: F401
-from tests.deployment.test_levels import colors, make_run
 from tests.reliability.commands import class_folders, command
+from tests.small_runs import trained  # noqa: F401
+from tests.tasks.classification.test_levels import colors, make_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text("utf-8")
 # Document → its tables and figures: names and how many of each.
@@ -39,8 +39,8 @@ DOCUMENTS = {
 # Kinds whose run needs another task's run, with the test that makes it.
 ELSEWHERE = {
     ("evaluate", "--split", "--text"): "tests/cli/test_translate.py",
-    ("evaluate", "--mode"): "tests/test_segmentation.py",
-    ("evaluate", "--multi-scale"): "tests/test_segmentation.py",
+    ("evaluate", "--mode"): "tests/tasks/segmentation/test_segmentation.py",
+    ("evaluate", "--multi-scale"): "tests/tasks/segmentation/test_segmentation.py",
     ("sweep", "--grid", "--init", "--recipe"): "tests/training/test_sweeps.py",
     ("sweep", "--grid", "--recipe"): "tests/training/test_sweeps.py",
 }

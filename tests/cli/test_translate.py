@@ -13,7 +13,7 @@ from patchloom.tasks.translation.translator import load_translator
 from patchloom.training.run import run_training
 from tests.messages import missing
 from tests.reliability.commands import command, started
-from tests.translation_runs import settings
+from tests.tasks.translation.translation_runs import settings
 
 
 @pytest.fixture(scope="module")

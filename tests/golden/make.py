@@ -1,6 +1,6 @@
 """How the folders beside this file were made, once, by the commit in `MADE_BY`: `python make.py` in an empty folder.
 
-They are what an earlier patchloom wrote, so they are never made again: `tests/test_golden.py` reads them.
+They are what an earlier patchloom wrote, so they are never made again: `tests/runs/test_golden.py` reads them.
 """
 
 import json

@@ -49,7 +49,7 @@ from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, PatchloomError, UsageError
 from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.commands import OPTIONS, ROOT, class_folders, command
-from tests.translation_runs import settings as text_settings
+from tests.tasks.translation.translation_runs import settings as text_settings
 
 CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}
 DEEP = "deep"
@@ -597,7 +597,7 @@ def test_what_is_no_file_in_a_checkpoint_an_index_or_a_translator_is_one_line(
 # The cache ----------------------------------------------------------------------------------------------------------
 
 STAMP = (b"red/0.png", 10, 20)
-SEEN = ImageScan("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
+SEEN = ImageScan("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, ())
 
 
 @pytest.mark.parametrize(

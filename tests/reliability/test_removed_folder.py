@@ -16,7 +16,7 @@ from patchloom.runs.weights import read_weights
 from patchloom.tasks.verify import verify
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import OPTIONS, class_folders, command
-from tests.test_checkpoint import snapshot
+from tests.runs.test_checkpoints import snapshot
 
 
 def acting_after(records: int, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchloom.report.pictures.overlays import palette
 from patchloom_runtime.images.object_masks import ObjectMask
-from tests.inspection.test_browser import browser  # noqa: F401
+from tests.report.test_browser import browser  # noqa: F401
 from tests.serving.conftest import PICTURES
 from tests.serving.pages import MODELS, over_http, page_of
 

@@ -13,8 +13,8 @@ from patchloom.training.assemble import silent
 from patchloom.training.run import run_training
 from patchloom.training.sweeps.sweep import sweep
 from patchloom.training.sweeps.table import Sweep
-from tests import translation_runs
 from tests.reliability.readers.reader import CLASSES, pixels
+from tests.tasks.translation import translation_runs
 
 PICTURES = 6  # of each class
 TINY = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}

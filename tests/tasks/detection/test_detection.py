@@ -241,7 +241,7 @@ def test_another_run_gives_the_backbone(run, tmp_path):
 
 
 def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
-    golden = Path(__file__).parent / "golden" / "classifier"
+    golden = Path(__file__).parents[2] / "golden" / "classifier"
     changes = {key: value for key, value in TINY.items() if not key.startswith("model")}
     given = replace(settings(tmp_path / "boxes"), init=str(golden), model=None)
     given = replace(given, changes=changes | {"model.freeze": "backbone", "detect.masks": False})

@@ -20,11 +20,11 @@ from patchloom_runtime.artifacts.translator import BeamSearch
 from patchloom_runtime.engines.engine import ENGINES, MODEL
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.text.vocabulary import EOS, PAD
-from tests.deployment.test_export import needs_onnx
+from tests.export.test_export import needs_onnx
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
 pytest.importorskip("sacrebleu", reason="BLEU needs sacrebleu")
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 RUN = ROOT / "tests" / "golden" / "translator"
 LINES = ["one hundred and two", "", "seven", "nine hundred and ninety-nine thousand and twelve"]
 

@@ -24,8 +24,8 @@ from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
 from patchloom.training.run import make_plan, run_training
-from tests.deployment.conftest import CHANGES
 from tests.reliability.commands import class_folders, command
+from tests.small_runs import CHANGES
 
 TINY = {"model": "resmlp_s12", "size": 16, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "changes": CHANGES}
 

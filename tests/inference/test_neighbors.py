@@ -14,9 +14,9 @@ from patchloom.inference.index_build import index
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.weights import save_weights
 from patchloom_runtime.errors import CheckpointError, UsageError
-from tests.deployment.test_levels import COLORS, GROUPS, colors, draw
 from tests.networks import small
 from tests.reliability.commands import command
+from tests.tasks.classification.test_levels import COLORS, GROUPS, colors, draw
 
 SIGMA, K = 0.05, 5
 

@@ -19,8 +19,8 @@ from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.config import Preprocessing
 from patchloom_runtime.errors import UsageError
-from tests.inspection.test_attention import pointing
 from tests.networks import small
+from tests.report.pictures.test_attention import pointing
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
 ALWAYS = ["filters"]

@@ -16,14 +16,14 @@ from patchloom.recipes.methods import METHODS, method_of
 from patchloom.tasks.table import TASKS, task_named
 from patchloom.training import run as training
 from patchloom_runtime.errors import UsageError
-from tests import dots
 from tests.forked import rank_places
 from tests.golden import make
 from tests.golden.make import SMALL
 from tests.messages import missing, refused
 from tests.reliability.commands import command, forked
+from tests.tasks import dots
 
-ROOT = Path(__file__).parent.parent / "patchloom"
+ROOT = Path(__file__).parents[2] / "patchloom"
 RECIPE = """
 name: dots
 source: these tests
@@ -54,7 +54,7 @@ def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatch, capsys) -> None:
     trained = command((*TRAIN, "--out", "run"), monkeypatch, capsys)
     assert trained.code == 0, trained.errors
-    assert "80 pictures of dots, 64 to validate" in trained.output  # of tests/dots.py, as are the other words here
+    assert "80 pictures of dots, 64 to validate" in trained.output  # the words are those of dots.py
     off_by = float(re.findall(r"off by ([\d.]+) dots", trained.output)[-1])
     assert off_by < 1.5  # who always says 4.5 is off by 2.5
     assert "patchloom predict run IMAGE…" in trained.output

@@ -14,8 +14,8 @@ from patchloom.exporters.single_page.page import export_page
 from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
-from tests.inspection.test_browser import browser  # noqa: F401
 from tests.networks import small
+from tests.report.test_browser import browser  # noqa: F401
 
 CLASSES = tuple("0123456789")
 

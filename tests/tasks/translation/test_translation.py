@@ -23,8 +23,8 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.forked import rank_places
 from tests.messages import missing, refused
 from tests.reliability.commands import forked
-from tests.test_training import TwoSteps
-from tests.translation_runs import DATA, command_line, settings
+from tests.tasks.translation.translation_runs import DATA, command_line, settings
+from tests.training.test_training import TwoSteps
 
 TRANSLATION = [name for name in list_recipes() if get_recipe(name).objective.method == "translation"]
 

@@ -30,11 +30,11 @@ from patchloom_runtime.artifacts.detector import RegionBoxes, suppress_overlaps
 from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import own_sha256
-from tests.deployment.test_export import needs_onnx
+from tests.export.test_export import needs_onnx
 from tests.models.test_detector import BACKBONES, SIDE, detector
-from tests.test_detection import TINY
+from tests.tasks.detection.test_detection import TINY
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PREPROCESSING = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (SIDE, SIDE), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""A task in one file: to count the dots in a picture. What `tests/test_tasks.py` puts into the tables and runs."""
+"""A task in one file: count the dots in an image. `tests/tasks/test_tasks.py` adds it to the tables and runs it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,9 +258,9 @@ class CountingReporting(Reporting):
 
 TASK = Task(
     name="counting",
-    training="tests.dots:CountingTraining",
-    model="tests.dots:CounterLoader",
-    report="tests.dots:CountingReporting",
+    training="tests.tasks.dots:CountingTraining",
+    model="tests.tasks.dots:CounterLoader",
+    report="tests.tasks.dots:CountingReporting",
 )
 
 

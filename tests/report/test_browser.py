@@ -35,7 +35,7 @@ from patchloom.tasks.report import report_run
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import Sweep, rows_of
-from tests.deployment.conftest import trained  # noqa: F401
+from tests.small_runs import trained  # noqa: F401
 
 PHONE, SCREEN = 390, 1400
 

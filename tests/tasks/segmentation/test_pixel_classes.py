@@ -200,7 +200,7 @@ def test_a_short_side_is_resized_to_and_back() -> None:
 
 MEASURED = """
 import resource, sys, torch
-from tests.deployment.test_class_maps import Fixed
+from tests.tasks.segmentation.test_pixel_classes import Fixed
 from patchloom.tasks.segmentation.pixel_classes import ClassMaps, Showing
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 torch.set_num_threads(2)
@@ -223,7 +223,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**20)
 @pytest.mark.parametrize("seen", ["windows", "whole"])
 def test_24_million_pixels_of_150_classes_take_less_than_2_gib(seen: str) -> None:
     """Only two rows of windows are held in memory, whatever the height."""
-    root, height = Path(__file__).parent.parent.parent, 1400
+    root, height = Path(__file__).parents[3], 1400
     line = [sys.executable, "-c", MEASURED, seen, str(height)]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=root)
     more = (4000 - height) * 6000 * 5 / 2**30  # bytes of the image and of its prediction
