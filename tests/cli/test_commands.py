@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +220,25 @@ def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_o
     environment |= variables
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [expected, "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("index CLASSIFIER PICTURES --out new --device cpu", ("new", "embedded")),
+        ("export CLASSIFIER --out new.onnx", ("new-onnx", "onnx", "float32")),
+        ("export CLASSIFIER --out page.html", ("page.html", "html")),
+        ("prune CLASSIFIER digits --shares 0.5,0.9 --bits 4", ("ABC", "0.5, 0.9", "bits 4")),
+    ],
+)
+def test_a_dry_run_writes_nothing(patchloom, line, facts, tmp_path, monkeypatch) -> None:
+    golden = Path(__file__).parent.parent / "golden"
+    places = {"CLASSIFIER": golden / "classifier", "PICTURES": golden / "pictures"}
+    monkeypatch.chdir(tmp_path)
+    arguments = [places.get(word, word) for word in line.split()]
+    done = patchloom(*arguments, "--dry-run")
+    assert (done.code, done.errors) == (0, "")
+    assert missing(done.output, *facts) == []
+    as_json = patchloom(*arguments, "--dry-run", "--json")
+    assert json.loads(as_json.output)
+    assert list(tmp_path.iterdir()) == []
