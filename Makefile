@@ -23,7 +23,7 @@ FAST_TESTS := tests/architecture tests/cli/test_given_data.py tests/cli/test_hel
 	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/data/test_decode.py \
 	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
 	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \
-	tests/deployment/test_given.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
+	tests/deployment/test_image_inputs.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
 	tests/engine/test_loop.py tests/engine/test_optimization.py tests/engine/test_records.py \
 	tests/engine/test_resume.py tests/evaluation/test_classification.py tests/evaluation/test_detection.py \
 	tests/evaluation/test_retrieval.py tests/evaluation/test_segmentation.py tests/evaluation/test_translation.py \

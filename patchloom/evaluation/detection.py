@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.datasets import Objects
 from patchloom.data.images.image_batch import ImageBatch
+from patchloom.data.images.image_store import Objects
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.evaluation.intervals import bootstrap
 from patchloom.models.dense.detector import Detector

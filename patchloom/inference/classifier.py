@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.datasets import ClassTable, ImageSet, Progress
+from patchloom.data.datasets import ClassTable, ImageSet
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.disk import atomic_write, make_folder
+from patchloom.inference.evaluation_methods import EvaluationMethods
 from patchloom.machine import resolve_device
 from patchloom.models.network import Network
 from patchloom.runs.checksums import write_checked
@@ -38,9 +39,7 @@ from patchloom_runtime.printable import printable
 # Modules that `predict` does not need are imported where they are used: predicting loads few modules.
 if TYPE_CHECKING:
     from patchloom.evaluation.embeddings import Embeddings
-    from patchloom.inference.evaluations import Evaluation, SweepPoint
     from patchloom.inference.index import Index
-    from patchloom.inference.probes import Probes
     from patchloom.report.pictures.look import ImageLook, ImageLooks
 
     IndexLike: TypeAlias = str | os.PathLike[str] | Index
@@ -91,7 +90,7 @@ class Prediction:
         return f"Prediction({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 
 
-class Classifier:
+class Classifier(EvaluationMethods):
     """A network in eval mode with its class names and preprocessing."""
 
     def __init__(self, model: Network, files: RunFiles, folder: Path | None = None) -> None:
@@ -294,105 +293,6 @@ class Classifier:
 
         looks = look(self.model, self.preprocessing, images, self.labels if self._files.decides else (), top=top)
         return looks[0] if is_single_image(images) else looks
-
-    @with_near_options
-    def evaluate(
-        self,
-        data: str,
-        *,
-        split: str | None = None,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        real: str | None = None,
-        v2: bool = False,
-        batch: int = 64,
-        workers: int = 0,
-        strict: bool = False,
-        reading: Reading = AS_IT_IS,
-        level: str | None = None,
-        progress: Progress | None = None,
-    ) -> "Evaluation":
-        """Evaluate the classifier on a dataset with its classes, matched by name.
-
-        split       train, val, test or all (default: val, else the images the run held out, else all)
-        size        image size in pixels (default: the model's)
-        crop_ratio  share of the short side that is cropped (default: the model's)
-        real        path of the ImageNet-ReaL labels
-        v2          folder names are class numbers, as in ImageNet-V2
-        batch       images per batch
-        workers     processes that read images
-        strict      raise an error for classes that the model does not know, instead of adding a note
-        reading     how to read the data (`patchloom.Reading`; default: as in training)
-        level       label level to compare with (default: that of the model's classes)
-        progress    called with the number of images done and their total
-        """
-        options = locals()
-        from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
-
-        settings = EvaluationSettings.of(options)
-        self.check_decides()
-        return evaluate_on(self, settings.open(data, self), settings)
-
-    @with_near_options
-    def probe(
-        self,
-        data: str,
-        *,
-        knn: Sequence[int] = (),
-        linear: bool = False,
-        linear_sgd: int | None = None,
-        few_shot: int | None = None,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        batch: int = 64,
-        workers: int = 0,
-        strict: bool = False,
-        reading: Reading = AS_IT_IS,
-        level: str | None = None,
-    ) -> "Probes":
-        """Evaluate the features on any dataset with probes that are fitted to its train split and tested on val.
-
-        The model's own head is not used. Options that are not listed are those of `evaluate`.
-
-        knn         numbers of neighbors for a k-NN classifier, such as (10, 20)
-        linear      fit a linear probe
-        linear_sgd  epochs of DINO's linear evaluation: SGD on augmented images
-        few_shot    images per class for a few-shot probe
-        """
-        options = locals()
-        from patchloom.inference.evaluations import EvaluationSettings
-        from patchloom.inference.probes import ProbeSettings, probe_on
-
-        probes = ProbeSettings(neighbors=tuple(knn), linear=linear, linear_sgd=linear_sgd, few_shot=few_shot)
-        return probe_on(self, data, EvaluationSettings.of(options), probes)
-
-    @with_near_options
-    def sweep(
-        self,
-        data: str,
-        over: Literal["crop", "size"],
-        values: Sequence[float] | None = None,
-        *,
-        split: str | None = None,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        real: str | None = None,
-        v2: bool = False,
-        batch: int = 64,
-        workers: int = 0,
-        strict: bool = False,
-        reading: Reading = AS_IT_IS,
-        level: str | None = None,
-        progress: Progress | None = None,
-    ) -> "list[SweepPoint]":
-        """Evaluate the classifier at several crop ratios or image sizes (default: common values).
-
-        The options are those of `evaluate`.
-        """
-        options = locals()
-        from patchloom.inference.evaluations import EvaluationSettings, sweep_on
-
-        return sweep_on(self, data, EvaluationSettings.of(options), over=over, values=values)
 
     @overload
     def embed(self, images: ImageSet, *, workers: int = 0, **options: Unpack[EmbedOptions]) -> "Embeddings": ...

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.datasets import Progress, file_state
+from patchloom.data.datasets import Progress
+from patchloom.data.images.image_store import file_state
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.disk import locked

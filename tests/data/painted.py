@@ -7,7 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.datasets import ClassTable, ImageStore, LabeledImages, Mask
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.images.image_store import ImageStore, Mask
 from patchloom_runtime.errors import DataError
 
 OUTSIDE = 255

@@ -16,7 +16,8 @@ from patchloom.data.batches import decoded_dataset as device
 from patchloom.data.batches.decoded_dataset import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.sampler import rank_positions
-from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.images.image_store import ArrayImages
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import test_transform as evaluation

@@ -14,8 +14,9 @@ from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches import workers
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.loader import Loader
-from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
+from patchloom.data.datasets import ClassTable, LabeledImages
 from patchloom.data.images.image_batch import normalize
+from patchloom.data.images.image_store import ArrayImages
 from patchloom.machine import cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, ResourceError

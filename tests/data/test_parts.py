@@ -13,7 +13,7 @@ from patchloom.data.batches.decoded_dataset import DeviceLoader, decode_all, fit
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.ragged import Boxes, padded, ragged
 from patchloom.data.batches.views import View, make_view_loader
-from patchloom.data.datasets import Mask
+from patchloom.data.images.image_store import Mask
 from patchloom.engine.batches import move, split
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError

@@ -25,7 +25,8 @@ from patchloom.data.augmentation import augment as augmentation
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.views import View, make_view_loader
-from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.images.image_store import ArrayImages
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.images import evaluation_transform

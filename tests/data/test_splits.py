@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.datasets import ImageSet, ImageStore, Listing, Source
+from patchloom.data.datasets import ImageSet, Listing, Source
+from patchloom.data.images.image_store import ImageStore
 from patchloom.data.splits import class_table, group_by_split, make_splits, match, split_rows
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts

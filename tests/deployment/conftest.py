@@ -1,4 +1,4 @@
-"""Small runs, trained once, of which every test takes a copy."""
+"""Small runs that are trained once; tests copy them."""
 
 import shutil
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def _train_all(root: Path) -> None:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """run("a") is a copy to be damaged."""
+    """Return a function that copies a run, for tests that damage it."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(trained / name, tmp_path / name))

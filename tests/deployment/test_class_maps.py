@@ -1,4 +1,4 @@
-"""Classes of the pixels of pictures of any size: windows, whole pictures, several scales, and memory."""
+"""Pixel classes of images of any size: windows, whole images, several scales, and memory."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ CLASSES = 3
 
 
 class Colors(nn.Module):
-    """Logits of a place are the mean colours of its 4×4 pixels, and of the whole image, in normalised numbers."""
+    """Logits are the mean colors of 4×4 pixels and of the whole image, normalized."""
 
     any_resolution = True
     pixel_mean, pixel_std = (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)
@@ -30,10 +30,10 @@ class Colors(nn.Module):
         self.image_size = size
         self.weight = nn.Parameter(torch.zeros(1))
         self.config = type("Config", (), {"num_classes": CLASSES})
-        self.seen: list[tuple[int, ...]] = []
+        self.shapes: list[tuple[int, ...]] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen.append(tuple(images.shape))
+        self.shapes.append(tuple(images.shape))
         return F.avg_pool2d(images, 4) + 0.3 * images.mean((2, 3), keepdim=True)
 
     def at_resolution(self, size: tuple[int, int]) -> "Colors":
@@ -48,7 +48,7 @@ class Fixed(Colors):
         return super().forward(images)
 
 
-def pictures(height: int, width: int, count: int = 1) -> Tensor:
+def samples(height: int, width: int, count: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(height * 1000 + width)
     coarse = torch.rand(count, 3, 5, 7, generator=generator) * 255
     return F.interpolate(coarse, (height, width), mode="bilinear").to(torch.uint8)
@@ -86,30 +86,30 @@ def test_windows_cover_every_place_and_stay_inside(length: int, window: int, str
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40), (95, 100)])
 @pytest.mark.parametrize("stride", [32, 21, 10])
 def test_sliding_is_mmsegmentations(size: tuple[int, int], stride: int) -> None:
-    network, images = Fixed(), pictures(*size, count=2)
+    network, images = Fixed(), samples(*size, count=2)
     slow = slow_slide(network, images, 32, stride)
-    found = torch.full_like(slow, torch.nan)
+    result = torch.full_like(slow, torch.nan)
     over = SlidingWindows((32, 32), (stride, stride), CLASSES, at_once=3)
     for tile in over.logits(lambda some: network(some.float()), images):
-        found[:, :, tile.rows] = tile.logits
-    assert torch.allclose(found, slow, atol=1e-3)
+        result[:, :, tile.rows] = tile.logits
+    assert torch.allclose(result, slow, atol=1e-3)
 
 
 def test_tiles_of_a_few_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, maps = pictures(70, 95, count=2), PixelClassifier(Fixed(), ViewSettings("slide"))
+    images, maps = samples(70, 95, count=2), PixelClassifier(Fixed(), ViewSettings("slide"))
     whole = maps(images)
     monkeypatch.setitem(windows.MOST_IN_TILE, "cpu", 2 * CLASSES * 95 * 3)
     assert torch.equal(maps(images), whole)
 
 
 def test_windows_go_through_the_network_together() -> None:
-    network, images = Fixed(), pictures(64, 160)
+    network, images = Fixed(), samples(64, 160)
     list(SlidingWindows((32, 32), (32, 32), CLASSES, at_once=4).logits(lambda some: network(some.float()), images))
-    assert network.seen == [(4, 3, 32, 32), (1, 3, 32, 32)] * 2
+    assert network.shapes == [(4, 3, 32, 32), (1, 3, 32, 32)] * 2
 
 
-def test_a_picture_of_the_size_of_a_window_is_the_same_whole_and_by_windows() -> None:
-    images = pictures(32, 32, count=3)
+def test_an_image_of_the_window_size_is_the_same_whole_and_by_windows() -> None:
+    images = samples(32, 32, count=3)
     whole, slid = (PixelClassifier(Colors(), ViewSettings(mode))(images) for mode in ("whole", "slide"))
     assert torch.equal(whole, slid)
     assert len(whole.unique()) == CLASSES
@@ -125,33 +125,33 @@ def test_rows_of_resized_logits_are_torchs(height: int, width: int, top: int) ->
 
 
 @pytest.mark.parametrize("size", [(20, 90), (15, 9), (31, 33)])
-def test_a_picture_smaller_than_a_window_is_enlarged(size: tuple[int, int]) -> None:
-    network, images = Fixed(), pictures(*size)
-    found = PixelClassifier(network, ViewSettings("slide"))(images)
-    assert tuple(found.shape) == (1, *size)
-    assert all(shape[2:] == (32, 32) for shape in network.seen)
+def test_an_image_smaller_than_a_window_is_enlarged(size: tuple[int, int]) -> None:
+    network, images = Fixed(), samples(*size)
+    result = PixelClassifier(network, ViewSettings("slide"))(images)
+    assert tuple(result.shape) == (1, *size)
+    assert all(shape[2:] == (32, 32) for shape in network.shapes)
     enlarged = F.interpolate(images.float(), scale_factor=6, mode="bicubic").clamp(0, 255)
     likely = F.interpolate(enlarged, size, mode="area")
-    assert (found[0] == likely[0].argmax(0)).float().mean() > 0.85
+    assert (result[0] == likely[0].argmax(0)).float().mean() > 0.85
 
 
-def test_whole_pictures_are_padded_to_what_the_maps_divide() -> None:
-    network, images = Colors(), pictures(45, 70)
+def test_whole_images_are_padded_to_a_multiple_of_the_maps() -> None:
+    network, images = Colors(), samples(45, 70)
     tiles = list(whole_logits(lambda some: network(some.float()), images))
-    assert network.seen == [(1, 3, 64, 96)]
+    assert network.shapes == [(1, 3, 64, 96)]
     assert [tile.logits.shape[3] for tile in tiles] == [70] * len(tiles)
     assert sum(tile.logits.shape[2] for tile in tiles) == 45
 
 
-def test_a_network_of_one_size_sees_pictures_whole_once_it_is_resampled() -> None:
-    images = pictures(40, 64)
+def test_a_network_of_one_size_processes_whole_images_once_resampled() -> None:
+    images = samples(40, 64)
     maps = PixelClassifier(Fixed(), ViewSettings("whole"))
     assert torch.equal(maps(images), PixelClassifier(Colors(), ViewSettings("whole"))(images))
     assert list(maps._sized) == [(64, 64)]
 
 
 def test_several_scales_average_probabilities() -> None:
-    network, images = Colors(), pictures(64, 96)
+    network, images = Colors(), samples(64, 96)
     how = ViewSettings("whole", scales=(0.5, 1.0, 1.5), flip=True)
     expected = torch.zeros(CLASSES, 64, 96)
     for scale in how.scales:
@@ -165,14 +165,14 @@ def test_several_scales_average_probabilities() -> None:
             images[0].flip(2)
         )
         expected += (plain + mirrored.flip(2)) / 6
-    found = PixelClassifier(network, how).probabilities(images[0])
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert torch.allclose(found.sum(0), torch.ones(64, 96), atol=1e-5)
-    assert torch.equal(PixelClassifier(network, how)(images)[0].long(), found.argmax(0))
+    result = PixelClassifier(network, how).probabilities(images[0])
+    assert torch.allclose(result, expected, atol=1e-5)
+    assert torch.allclose(result.sum(0), torch.ones(64, 96), atol=1e-5)
+    assert torch.equal(PixelClassifier(network, how)(images)[0].long(), result.argmax(0))
 
 
-def test_several_scales_of_a_large_picture_are_averaged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = pictures(90, 130)
+def test_several_scales_of_a_large_image_are_averaged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = samples(90, 130)
     how = ViewSettings("slide", scales=(1.0, 1.5), flip=True)
     whole = PixelClassifier(Fixed(), how)(images)
     monkeypatch.setattr(class_maps, "MOST_AVERAGED", 1000)
@@ -181,21 +181,21 @@ def test_several_scales_of_a_large_picture_are_averaged_in_blocks(monkeypatch: p
     assert (whole == blocks).float().mean() > 0.9
 
 
-def test_a_picture_too_large_to_be_seen_whole_is_seen_by_large_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_too_large_for_one_pass_is_processed_by_large_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_maps, "MOST_WHOLE", 64 * 64)
     monkeypatch.setattr(class_maps, "LARGE_WINDOW", 64)
-    network, images = Colors(), pictures(40, 300)
-    found = PixelClassifier(network, ViewSettings("whole"))(images)
-    assert {shape[2:] for shape in network.seen} == {(64, 64)}
-    assert tuple(found.shape) == (1, 40, 300)
-    assert (found[0] == images[0].float().argmax(0)).float().mean() > 0.8
+    network, images = Colors(), samples(40, 300)
+    result = PixelClassifier(network, ViewSettings("whole"))(images)
+    assert {shape[2:] for shape in network.shapes} == {(64, 64)}
+    assert tuple(result.shape) == (1, 40, 300)
+    assert (result[0] == images[0].float().argmax(0)).float().mean() > 0.8
 
 
 def test_a_short_side_is_resized_to_and_back() -> None:
-    network, images = Colors(), pictures(64, 128)
-    found = PixelClassifier(network, ViewSettings("whole", short_side=32))(images)
-    assert network.seen == [(1, 3, 32, 64)]
-    assert tuple(found.shape) == (1, 64, 128)
+    network, images = Colors(), samples(64, 128)
+    result = PixelClassifier(network, ViewSettings("whole", short_side=32))(images)
+    assert network.shapes == [(1, 3, 32, 64)]
+    assert tuple(result.shape) == (1, 64, 128)
 
 
 MEASURED = """
@@ -222,18 +222,18 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**20)
 @pytest.mark.slow
 @pytest.mark.parametrize("seen", ["windows", "whole"])
 def test_24_million_pixels_of_150_classes_take_less_than_2_gib(seen: str) -> None:
-    """Windows are kept for two rows of them, whatever the height: a third of it shows what 4,000 pixels take."""
+    """Only two rows of windows are held in memory, whatever the height."""
     root, height = Path(__file__).parent.parent.parent, 1400
     line = [sys.executable, "-c", MEASURED, seen, str(height)]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=root)
-    more = (4000 - height) * 6000 * 5 / 2**30  # bytes of the picture and of its answer
+    more = (4000 - height) * 6000 * 5 / 2**30  # bytes of the image and of its prediction
     assert float(done.stdout) + more < 2.0
 
 
-def test_what_the_network_sees_together_has_a_bound_in_pixels() -> None:
+def test_the_pixels_per_pass_are_bounded() -> None:
     maps = PixelClassifier(Colors())
     assert [maps.pictures_at_once(size) for size in ((64, 64), (512, 512), (1024, 1024), (2048, 2048))] == [16, 4, 1, 1]
-    network, images = Colors(), pictures(1100, 1600)
+    network, images = Colors(), samples(1100, 1600)
     maps = PixelClassifier(network)
     assert tuple(maps(images).shape) == (1, 1100, 1600)
-    assert {shape[0] for shape in network.seen} == {1}
+    assert {shape[0] for shape in network.shapes} == {1}

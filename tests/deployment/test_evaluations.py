@@ -1,4 +1,4 @@
-"""One run and several, measured through Python and through the command."""
+"""Evaluation of one and of several runs, in Python and on the command line."""
 
 import json
 from dataclasses import replace
@@ -30,13 +30,13 @@ DATA = "shapes:count=240,size=32"
 
 
 def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=None, **options) -> Path:
-    """A run folder with a network that was never trained, and the decisions of its val split."""
+    """Make a run folder with an untrained network and its val predictions."""
     splits = open_data(DATA)
     names = labels or splits.classes.names
     network = small(name, seed=seed, num_classes=len(names), **options)
     recipe = override(get_recipe("small_images"), {"seed": seed})
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, recipe, names, task="classification")
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, preprocessing, recipe, names, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
     lines = [
         {"step": e, "epoch": e, "kind": "evaluation", "weights": "model", "values": {"top1": 10.0 * e + seed}}
@@ -44,16 +44,16 @@ def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=No
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if labels is None:
-        found = patchloom.load(folder, device="cpu").evaluate(DATA, split="val")
-        save_predictions(folder, Predictions(found.report, found.fingerprint))
+        result = patchloom.load(folder, device="cpu").evaluate(DATA, split="val")
+        save_predictions(folder, Predictions(result.report, result.fingerprint))
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    found = {f"s{seed}": make_run(folder / f"s{seed}", seed=seed) for seed in range(3)}
-    return found | {
+    result = {f"s{seed}": make_run(folder / f"s{seed}", seed=seed) for seed in range(3)}
+    return result | {
         "distilled": make_run(folder / "distilled", "deit_s_distilled"),
         "others": make_run(folder / "others", labels=("dog", "cat", *open_data(DATA).classes.names[2:])),
     }
@@ -63,10 +63,10 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 def test_an_evaluation_has_an_interval(runs) -> None:
-    found = patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val")
-    values = found.values()
+    result = patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val")
+    values = result.values()
     assert list(values)[:4] == ["top1", "top1_low", "top1_high", "top5"]
-    assert (values["top1_low"], values["top1_high"]) == found.report.top_interval()
+    assert (values["top1_low"], values["top1_high"]) == result.report.top_interval()
     assert values["top1_low"] <= values["top1"] <= values["top1_high"]
 
 
@@ -75,16 +75,16 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     splits = open_data(DATA)
     train, val = classifier.embed(splits.train), classifier.embed(splits.val)
     assert (len(train), len(val)) == (len(splits.train), len(splits.val))
-    found = dict(classifier.probe(DATA, knn=(3, 5), linear=True, linear_sgd=1, few_shot=1))
+    result = dict(classifier.probe(DATA, knn=(3, 5), linear=True, linear_sgd=1, few_shot=1))
     names = splits.classes.names
     expected = {
         **dict(knn(train, val, classes=len(names), k=(3, 5))),
         **dict(linear_probe(train, val, classes=len(names))),
         **dict(few_shot_probe(train, val, classes=names, shots=1)),
     }
-    assert {name: value for name, value in found.items() if not name.startswith("linear_sgd")} == expected
-    assert list(found)[:-2][-4:] == [f"linear_sgd_{name}" for name in ("top1", "top5", "held_out_top1", "rate")]
-    assert found["linear_sgd_rate"] in RATES
+    assert {name: value for name, value in result.items() if not name.startswith("linear_sgd")} == expected
+    assert list(result)[:-2][-4:] == [f"linear_sgd_{name}" for name in ("top1", "top5", "held_out_top1", "rate")]
+    assert result["linear_sgd_rate"] in RATES
     with pytest.raises(UsageError) as error:
         classifier.probe(DATA)
     assert "knn" in str(error.value)
@@ -92,17 +92,17 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     assert "few_shot" in str(error.value)
 
 
-@pytest.mark.parametrize("asked", [{"knn": (5000,)}, {"few_shot": 500}, {"linear_sgd": 0}, {}])
-def test_what_a_probe_cannot_do_is_known_before_features_are_computed(asked, runs, monkeypatch) -> None:
+@pytest.mark.parametrize("probe_options", [{"knn": (5000,)}, {"few_shot": 500}, {"linear_sgd": 0}, {}])
+def test_probe_settings_are_checked_before_features_are_computed(probe_options, runs, monkeypatch) -> None:
     classifier = patchloom.load(runs["s0"], device="cpu")
     monkeypatch.setattr(evaluations, "embed_on", None)
     with pytest.raises(UsageError):
-        classifier.probe(DATA, **asked)
+        classifier.probe(DATA, **probe_options)
 
 
 def test_probes_work_on_data_of_other_classes(runs) -> None:
-    found = dict(patchloom.load(runs["s0"], device="cpu").probe("digits", knn=(20,)))
-    assert found["knn20_top1"] > 30  # even random patches tell digits apart; chance is 10
+    result = dict(patchloom.load(runs["s0"], device="cpu").probe("digits", knn=(20,)))
+    assert result["knn20_top1"] > 30  # even random patches tell digits apart; chance is 10
 
 
 def test_a_sweep_is_an_evaluation_at_each_value(runs) -> None:
@@ -128,7 +128,7 @@ def test_sizes_that_patches_do_not_fill_are_left_out(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "facts"),
+    ("settings", "facts"),
     [
         ({"crop_ratio": 0.0}, ("crop_ratio", "0.0")),
         ({"crop_ratio": 1.5}, ("crop_ratio", "1.5")),
@@ -137,37 +137,37 @@ def test_sizes_that_patches_do_not_fill_are_left_out(tmp_path) -> None:
         ({"size": 30}, ("30", "8")),  # of patches of 8
     ],
 )
-def test_what_cannot_be_shown(shown, facts, runs) -> None:
+def test_invalid_settings_are_refused(settings, facts, runs) -> None:
     with pytest.raises(UsageError) as error:
-        patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val", **shown)
+        patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val", **settings)
     assert [fact for fact in facts if fact not in str(error.value)] == []
 
 
 # Several runs -------------------------------------------------------------------------------------------------------
 
 
-def test_kept_decisions_are_those_of_the_data(runs) -> None:
+def test_stored_predictions_equal_those_on_the_data(runs) -> None:
     three = [str(runs[f"s{seed}"]) for seed in range(3)]
-    kept, again = evaluate(three), evaluate(three, DATA, split="val", device="cpu")
-    assert list(kept.evaluations) == ["s0", "s1", "s2"]
-    assert kept.values() == again.values()
-    assert kept.comparisons() == again.comparisons()
-    assert len(kept.comparisons()) == 3
+    stored, again = evaluate(three), evaluate(three, DATA, split="val", device="cpu")
+    assert list(stored.evaluations) == ["s0", "s1", "s2"]
+    assert stored.values() == again.values()
+    assert stored.comparisons() == again.comparisons()
+    assert len(stored.comparisons()) == 3
 
 
 def test_spreads_of_runs(runs) -> None:
-    found = evaluate([str(runs[f"s{seed}"]) for seed in range(3)])
-    top1 = [of["top1"] for of in found.values().values()]
-    spread = found.spreads()[0]
+    result = evaluate([str(runs[f"s{seed}"]) for seed in range(3)])
+    top1 = [of["top1"] for of in result.values().values()]
+    spread = result.spreads()[0]
     assert (spread.name, spread.mean, spread.std) == (
         "top1",
         pytest.approx(np.mean(top1)),
         pytest.approx(np.std(top1, ddof=1)),
     )
-    assert not {"images", "top1_low", "top1_high"} & {each.name for each in found.spreads()}
-    assert {epoch: each.mean for epoch, each in found.spread_by_epoch().items()} == {1: 11, 2: 21}
-    assert [(each.name, each.mean) for each in found.spreads_at_end()] == [("top1", 21)]
-    assert found.not_only_seeds() == []
+    assert not {"images", "top1_low", "top1_high"} & {each.name for each in result.spreads()}
+    assert {epoch: each.mean for epoch, each in result.spread_by_epoch().items()} == {1: 11, 2: 21}
+    assert [(each.name, each.mean) for each in result.spreads_at_end()] == [("top1", 21)]
+    assert result.not_only_seeds() == []
     elsewhere = evaluate([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
     cloud = elsewhere.cloud()
     assert cloud.first == tuple(top1[:2])
@@ -175,40 +175,40 @@ def test_spreads_of_runs(runs) -> None:
 
 
 def test_heads_take_part_in_the_disagreement(runs) -> None:
-    found = evaluate([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
-    table = found.disagreement()
+    result = evaluate([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
+    table = result.disagreement()
     assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
     classifier = patchloom.load(runs["distilled"], device="cpu")
     from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 
     loader = make_evaluation_loader(open_data(DATA).val, 32, 1.0, batch_size=64, device=classifier.device, workers=0)
     heads = head_decisions(classifier.model, loader.epoch(0))
-    expected = np.mean(heads["class"].numpy() != found.evaluations["s0"].report.predictions)
+    expected = np.mean(heads["class"].numpy() != result.evaluations["s0"].report.predictions)
     assert table.between("distilled: class", "s0") == pytest.approx(expected)
-    error = 1 - found.values()["s0"]["top1"] / 100
+    error = 1 - result.values()["s0"]["top1"] / 100
     assert table.between("groundtruth", "s0") == pytest.approx(error)
 
 
-def test_pictures_are_resized_as_the_run_says(runs) -> None:
-    classifier, pictures = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
+def test_images_are_resized_as_in_the_run(runs) -> None:
+    classifier, val_images = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
     classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
-    seen = (
-        next(evaluations.EvaluationSettings(size=40).loader(classifier, pictures).epoch(0))
+    pixels = (
+        next(evaluations.EvaluationSettings(size=40).loader(classifier, val_images).epoch(0))
         .images[0]
         .permute(1, 2, 0)
         .numpy()
     )
-    assert np.array_equal(seen, test_transform(40, 1.0, "nearest")(pictures.read(0)))
-    assert not np.array_equal(seen, test_transform(40, 1.0)(pictures.read(0)))
+    assert np.array_equal(pixels, test_transform(40, 1.0, "nearest")(val_images.read(0)))
+    assert not np.array_equal(pixels, test_transform(40, 1.0)(val_images.read(0)))
 
 
-def test_accuracy_beside_cost(runs) -> None:
-    found = evaluate([str(runs["s0"]), str(runs["distilled"])])
-    rows = found.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
+def test_accuracy_with_cost(runs) -> None:
+    result = evaluate([str(runs["s0"]), str(runs["distilled"])])
+    rows = result.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
     for row in rows:
         model = patchloom.load(runs[row.name], device="cpu").model
         assert (row.parameters, row.multiply_adds) == (cost(model).parameters, cost(model).multiply_adds)
-        assert row.top1 == found.values()[row.name]["top1"]
+        assert row.top1 == result.values()[row.name]["top1"]
 
 
 def test_runs_with_the_same_name_go_by_their_path(runs, tmp_path) -> None:
@@ -235,9 +235,9 @@ def test_runs_that_cannot_be_compared(runs, tmp_path) -> None:
         evaluate([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
     assert "reordered" in str(error.value)
     assert "s0" in str(error.value)
-    found = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
+    result = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
     changed = make_run(tmp_path / "changed")
-    save_predictions(changed, Predictions(found.report, found.fingerprint))
+    save_predictions(changed, Predictions(result.report, result.fingerprint))
     with pytest.raises(UsageError) as error:
         evaluate([str(runs["s0"]), str(changed)])
     assert "changed" in str(error.value)
@@ -256,13 +256,13 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
         return json.loads(done.output)
 
     expected = evaluate([str(run) for run in two])
-    found = answer("compare", *two, "--json", "--seeds", "--agreement")
-    assert {name: of["top1"] for name, of in found["runs"].items()} == {
+    result = answer("compare", *two, "--json", "--seeds", "--agreement")
+    assert {name: of["top1"] for name, of in result["runs"].items()} == {
         n: v["top1"] for n, v in expected.values().items()
     }
-    assert found["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
-    assert found["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
-    assert found["disagreement"]["shares"] == expected.disagreement().shares.tolist()
+    assert result["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
+    assert result["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
+    assert result["disagreement"]["shares"] == expected.disagreement().shares.tolist()
     (pair,) = answer("compare", *two, "--json")["comparisons"]
     assert pair == {"first": "s0", "second": "s1", **dict(expected.comparisons()[0])}
     probes = answer("probe", *two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
@@ -274,7 +274,7 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "columns"),
     [
         (("evaluate", "s0"), ["95 %", "top1"]),
         (("compare", "s0", "s1"), ["s0", "s1", "McNemar"]),
@@ -289,10 +289,10 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
         (("evaluate", "s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["size", "24", "32"]),
     ],
 )
-def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
+def test_tables(arguments, columns, runs, monkeypatch, capsys) -> None:
     done = command(tuple(runs.get(a, a) for a in arguments), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
-    assert [text for text in shown if text not in done.output] == []
+    assert [text for text in columns if text not in done.output] == []
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_old_spellings_of_evaluate_work_with_a_hint(arguments, old, new, runs, m
     assert command((verb, *(runs.get(a, a) for a in arguments[1:])), monkeypatch, capsys).output == done.output
 
 
-def test_images_without_labels_are_told(runs, tmp_path) -> None:
+def test_images_without_labels_are_reported(runs, tmp_path) -> None:
     for i in range(4):
         Image.new("RGB", (32, 32)).save(tmp_path / f"{i}.png")
     classifier = patchloom.load(runs["s0"], device="cpu")

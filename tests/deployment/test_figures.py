@@ -25,7 +25,7 @@ from tests.reliability.commands import command
 
 @pytest.fixture(scope="module")
 def numbered(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pictures of `trained` in folders of class numbers, as ImageNet-V2 has them; blue is 0, red is 1."""
+    """The images of `trained` in folders of class numbers, as in ImageNet-V2; blue is 0, red is 1."""
     root = tmp_path_factory.mktemp("matched") / "v2"
     for number, name in enumerate(("blue", "red")):
         shutil.copytree(trained / "data" / name, root / str(number))
@@ -51,13 +51,13 @@ def test_runs_are_drawn_on_val_and_v2(trained, numbered, tmp_path, monkeypatch, 
     assert 'id="notes"' not in page.read_text("utf-8")
 
 
-def test_val_may_be_given_where_runs_kept_no_decisions(run, trained, numbered, tmp_path) -> None:
+def test_val_can_be_passed_for_runs_without_predictions(run, trained, numbered, tmp_path) -> None:
     runs = [str(run(name)) for name in ("a", "b")]
     for folder in runs:
         (Path(folder) / "predictions.safetensors").unlink()
-    shown: dict[str, Any] = {"data": str(numbered), "v2": True, "out": tmp_path / "page.html"}
-    assert section(report_runs(runs, **shown), "cloud") == ""
-    drawn = section(report_runs(runs, val=str(trained / "data"), **shown), "cloud")
+    page_options: dict[str, Any] = {"data": str(numbered), "v2": True, "out": tmp_path / "page.html"}
+    assert section(report_runs(runs, **page_options), "cloud") == ""
+    drawn = section(report_runs(runs, val=str(trained / "data"), **page_options), "cloud")
     assert re.search(r">[^<]*\bdata\b[^<]*</text>", drawn)
     assert drawn.count("<title>") >= 2
 
@@ -105,10 +105,10 @@ def test_the_line_fits_by_least_squares_and_stays_in_the_frame() -> None:
 
 
 def seeds(run, tmp_path: Path, tops: list[list[float]]) -> list[str]:
-    """Copies of one run with other seeds, whose records say they had these top-1 after each epoch."""
+    """Copies of one run with other seeds, whose records have these top-1 values per epoch."""
     folder = run("a")
     recipe = (folder / "recipe.yaml").read_text()
-    found = []
+    result = []
     for seed, top1 in enumerate(tops):
         other = Path(shutil.copytree(folder, tmp_path / f"seed{seed}"))
         write_checked(other, {"recipe.yaml": re.sub(r"(?m)^seed:.*$", f"seed: {seed}", recipe).encode()})
@@ -117,8 +117,8 @@ def seeds(run, tmp_path: Path, tops: list[list[float]]) -> list[str]:
             for epoch, value in enumerate(top1, start=1)
         ]
         (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found.append(str(other))
-    return found
+        result.append(str(other))
+    return result
 
 
 def test_seeds_have_their_figures(run, tmp_path) -> None:
@@ -180,10 +180,10 @@ def test_accuracy_by_granularity_has_a_line_per_recipe() -> None:
     charts = dict(level_charts(LevelEvaluations(levels, runs, ()), recipes))
     assert len(charts) == 4
     same, finest = (chart for title, chart in charts.items() if "kNN" in title)  # the level trained at comes first
-    for told in ("resmlp 80", "resmlp 70", "grafit 85"):
-        assert f"<title>{told}, " in same
-    for told in ("dino 20, ", "resmlp 60", "resmlp 70", "grafit 65"):
-        assert f"<title>{told}" in finest
+    for text in ("resmlp 80", "resmlp 70", "grafit 85"):
+        assert f"<title>{text}, " in same
+    for text in ("dino 20, ", "resmlp 60", "resmlp 70", "grafit 65"):
+        assert f"<title>{text}" in finest
     assert "dino" not in same
     assert f">{NO_LEVEL}</text>" in finest
     assert ">coarse (20)</text>" in same

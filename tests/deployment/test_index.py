@@ -1,4 +1,4 @@
-"""A collection that is embedded, kept, added to and searched."""
+"""Indexes: building, resuming, growing and searching."""
 
 import json
 import os
@@ -35,17 +35,17 @@ from tests.reliability.commands import class_folders, command
 
 @pytest.fixture
 def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of all files that are embedded, in order."""
-    seen: list[str] = []
+    """Record the paths of all embedded files, in order."""
+    embedded_paths: list[str] = []
     original = indexing.embed_files
 
     def embed_files(classifier: Any, paths: Any, **options: Any) -> Any:
         for some in original(classifier, paths, **options):
-            seen.extend(some.paths)
+            embedded_paths.extend(some.paths)
             yield some
 
     monkeypatch.setattr(indexing, "embed_files", embed_files)
-    return seen
+    return embedded_paths
 
 
 @pytest.fixture
@@ -60,45 +60,45 @@ def test_the_ranking_is_that_of_comparing_with_all(trained: Path, tmp_path: Path
     assert len(built.index.about.parts) == 4
     opened = patchloom.open_index(tmp_path / "index", device="cpu")
     files = sorted((trained / "data").rglob("*.png"), key=lambda path: (path.parent.name, path.name))
-    found = opened.search(files[::7], top=60)
+    result = opened.search(files[::7], top=60)
     vectors = np.concatenate([np.load(tmp_path / "index" / f"part-{i:05d}.npy") for i in range(4)])
     names = [row[0] for i in range(4) for row in json.loads((tmp_path / "index" / f"part-{i:05d}.json").read_text())]
     assert names == [str(path) for path in files]
     torch.testing.assert_close(torch.from_numpy(vectors).norm(dim=1), torch.ones(60))
     queries = torch.cat([some.vectors for some in indexing.embed_files(opened.classifier, names[::7])])
     scores = (queries.double() @ torch.from_numpy(vectors).double().T).float()
-    for row, one in zip(scores.tolist(), found, strict=True):
+    for row, one in zip(scores.tolist(), result, strict=True):
         expected = sorted(range(60), key=lambda i, row=row: (-row[i], i))
         assert [(hit.path, hit.score) for hit in one.hits] == [(names[i], row[i]) for i in expected]
 
 
-def test_pictures_from_memory_and_files_in_their_order(built: BuildSummary, trained: Path) -> None:
+def test_images_in_memory_and_files_keep_their_order(built: BuildSummary, trained: Path) -> None:
     file = trained / "data" / "red" / "3.png"
-    found = built.index.search([Image.open(file), file, Image.open(trained / "data" / "blue" / "1.png")], top=1)
-    assert [Path(one.hits[0].path).name for one in found] == ["3.png", "3.png", "1.png"]
-    assert [one.hits[0].itself for one in found] == [False, True, False]
-    assert [one.label for one in found] == ["", "red", ""]
-    assert found[0].hits[0].score == pytest.approx(1, abs=1e-5)
+    result = built.index.search([Image.open(file), file, Image.open(trained / "data" / "blue" / "1.png")], top=1)
+    assert [Path(one.hits[0].path).name for one in result] == ["3.png", "3.png", "1.png"]
+    assert [one.hits[0].itself for one in result] == [False, True, False]
+    assert [one.label for one in result] == ["", "red", ""]
+    assert result[0].hits[0].score == pytest.approx(1, abs=1e-5)
 
 
 def test_a_query_that_is_in_the_index(built: BuildSummary, trained: Path) -> None:
     file = trained / "data" / "red" / "3.png"
-    (found,) = built.index.search([file], top=5)
-    assert [hit.itself for hit in found.hits] == [True, False, False, False, False]
+    (result,) = built.index.search([file], top=5)
+    assert [hit.itself for hit in result.hits] == [True, False, False, False, False]
     (without,) = built.index.search([file], top=5, skip_self=True)
     assert len(without.hits) == 5
-    assert without.hits[:4] == found.hits[1:]
+    assert without.hits[:4] == result.hits[1:]
 
 
 def test_a_build_that_is_killed_goes_on(trained: Path, tmp_path: Path, embedded, monkeypatch) -> None:
     monkeypatch.setattr(indexing, "PART_FILES", 16)
     write_part, calls = indexing.write_part, []
 
-    def killed_at_third(*given: Any) -> Any:
-        calls.append(given)
+    def killed_at_third(*inputs: Any) -> Any:
+        calls.append(inputs)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return write_part(*given)
+        return write_part(*inputs)
 
     monkeypatch.setattr(indexing, "write_part", killed_at_third)
     arguments = {"out": tmp_path / "index", "batch": 8, "device": "cpu"}
@@ -114,7 +114,7 @@ def test_a_build_that_is_killed_goes_on(trained: Path, tmp_path: Path, embedded,
     assert built.index.search(query) == whole.index.search(query)
 
 
-def test_what_was_embedded_is_kept_when_told_to_stop(trained: Path, tmp_path: Path) -> None:
+def test_embedded_files_are_stored_on_interruption(trained: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         assert total == 60
         if done == 24:
@@ -141,9 +141,9 @@ def test_new_images_changed_images_and_new_classes(trained: Path, tmp_path: Path
     assert (built.embedded, built.unchanged, len(built.index)) == (4, 59, 63)
     assert built.index.about.labels == {"blue": 30, "green": 3, "red": 30}
     opened = open_index(tmp_path / "index", device="cpu")
-    (found,) = opened.search([data / "blue" / "5.png"], top=63)
-    assert len({hit.path for hit in found.hits}) == 63
-    assert {hit.path for hit in found.hits[:2]} == {str(data / "blue" / "5.png"), str(data / "red" / "0.png")}
+    (result,) = opened.search([data / "blue" / "5.png"], top=63)
+    assert len({hit.path for hit in result.hits}) == 63
+    assert {hit.path for hit in result.hits[:2]} == {str(data / "blue" / "5.png"), str(data / "red" / "0.png")}
     (green,) = opened.search([tmp_path / "more" / "green" / "1.png"], top=1)
     assert green.hits[0].label == "green"
 
@@ -159,21 +159,21 @@ def test_a_label_that_comes_later_needs_no_embedding(trained: Path, tmp_path: Pa
     assert built.index.about.labels == {"blue": 30, "red": 30}
     again = index(str(trained / "a"), [trained / "data" / "red"], **arguments).index
     assert again.about == built.index.about
-    (found,), (old,) = (one.search([trained / "data" / "red" / "3.png"], top=60) for one in (again, before))
-    assert [hit[:2] for hit in found.hits if hit.label == "red"] == [hit[:2] for hit in old.hits]
+    (result,), (old,) = (one.search([trained / "data" / "red" / "3.png"], top=60) for one in (again, before))
+    assert [hit[:2] for hit in result.hits if hit.label == "red"] == [hit[:2] for hit in old.hits]
 
 
 def test_splits_loose_files_and_the_same_file_twice(trained: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "set" / "train", pictures=2)
     class_folders(tmp_path / "set" / "val", pictures=1)
     loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
-    given = [tmp_path / "set", loose, tmp_path / "set" / "val" / "red" / "0.png"]
-    built = index(str(trained / "a"), given, out=tmp_path / "index", device="cpu")
+    inputs = [tmp_path / "set", loose, tmp_path / "set" / "val" / "red" / "0.png"]
+    built = index(str(trained / "a"), inputs, out=tmp_path / "index", device="cpu")
     assert len(built.index) == 7
     assert built.index.about.labels == {"blue": 3, "red": 3}
-    (found,) = built.index.search([loose])
-    assert found.label == ""
-    assert [found.right(hit) for hit in found.hits] == [None] * 7
+    (result,) = built.index.search([loose])
+    assert result.label == ""
+    assert [result.right(hit) for hit in result.hits] == [None] * 7
 
 
 def test_unreadable_files_are_named_and_left_out(trained: Path, tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_unreadable_files_are_named_and_left_out(trained: Path, tmp_path: Path) 
 
 
 def test_a_vector_that_is_not_finite_is_left_out_by_name(trained: Path, tmp_path: Path, monkeypatch) -> None:
-    def overflowing(*given: Any, **options: Any) -> Any:
-        found = embed_batches(*given, **options)
-        found.vectors[1:2, 0] = torch.inf
-        return found
+    def overflowing(*inputs: Any, **options: Any) -> Any:
+        result = embed_batches(*inputs, **options)
+        result.vectors[1:2, 0] = torch.inf
+        return result
 
     build = partial(index, str(trained / "a"), [trained / "data" / "red"], device="cpu", batch=1000)
     whole = build(out=tmp_path / "whole").index
@@ -209,8 +209,8 @@ def test_a_vector_that_is_not_finite_is_left_out_by_name(trained: Path, tmp_path
 
 
 def test_labels_and_frames_on_the_page(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
-    found = built.index.search([trained / "data" / "red" / "3.png"], top=60)
-    write_search_page(tmp_path / "page.html", built.index, found)
+    result = built.index.search([trained / "data" / "red" / "3.png"], top=60)
+    write_search_page(tmp_path / "page.html", built.index, result)
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.count('class="hit right"') == 30
     assert text.count('class="hit wrong"') == 30
@@ -218,21 +218,21 @@ def test_labels_and_frames_on_the_page(built: BuildSummary, trained: Path, tmp_p
     assert text.count("data:image/jpeg") == 61
 
 
-def test_hits_are_shown_from_the_named_folders_alone(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
+def test_hits_are_shown_only_from_the_named_folders(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
     query = trained / "data" / "red" / "3.png"
     page = tmp_path / "page.html"
 
     def pictures(index: Index) -> int:
-        found = index.search([query], top=60)
-        write_search_page(page, index, found)
+        result = index.search([query], top=60)
+        write_search_page(page, index, result)
         html = page.read_text("utf-8")
         assert html.count("data:image/jpeg") == 61
         option = "--images FOLDER"
-        assert (option in html) == (option in found[0]._repr_html_())
-        grey = data_uri(Image.new("RGB", (150, 150), "grey"), "JPEG", quality=80)
-        assert html.count(grey) == found[0]._repr_html_().count(grey)
-        assert (html.count(grey) > 0) == (option in html)
-        return 60 - html.count(grey)
+        assert (option in html) == (option in result[0]._repr_html_())
+        gray = data_uri(Image.new("RGB", (150, 150), "gray"), "JPEG", quality=80)
+        assert html.count(gray) == result[0]._repr_html_().count(gray)
+        assert (html.count(gray) > 0) == (option in html)
+        return 60 - html.count(gray)
 
     opened = partial(open_index, built.index.folder, device="cpu")
     assert pictures(built.index) == pictures(opened(images=[trained / "data"])) == 60
@@ -244,7 +244,7 @@ def test_hits_are_shown_from_the_named_folders_alone(built: BuildSummary, traine
             opened(images=images)
 
 
-def test_the_page_of_a_strangers_index_says_what_it_does_not_show(
+def test_the_page_of_a_foreign_index_lists_images_it_does_not_show(
     built: BuildSummary, trained: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     query, page = trained / "data" / "red" / "0.png", tmp_path / "page.html"
@@ -253,7 +253,7 @@ def test_the_page_of_a_strangers_index_says_what_it_does_not_show(
     assert len(re.findall(r"(?m)^note: .*\b2\b.*--images", done.output)) == 1
 
 
-def test_what_is_not_known_has_no_frame(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
+def test_hits_without_known_labels_have_no_frame(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
     loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
     write_search_page(tmp_path / "page.html", built.index, built.index.search([loose], top=3))
     text = (tmp_path / "page.html").read_text("utf-8")
@@ -338,7 +338,7 @@ def test_formats(built: BuildSummary) -> None:
             open_index(built.index.folder)
 
 
-def test_what_is_no_index(trained: Path, tmp_path: Path) -> None:
+def test_folders_that_are_not_an_index_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         open_index(tmp_path)
     assert str(tmp_path) in str(error.value)
@@ -391,12 +391,12 @@ def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> Non
     assert str(bad) in done.output
     assert re.search(r"(?m)^60\b.*\b0\b", done.output)
     assert re.search(rf"{out}\b.*\b60\b.*\b2\b.*\b16\b", done.output)
-    told = json.loads(run("index", trained / "a", data, "--out", out, "--json").output)
-    assert (told["files"], told["embedded"], told["unchanged"], told["exact"]) == (60, 0, 60, True)
+    answer = json.loads(run("index", trained / "a", data, "--out", out, "--json").output)
+    assert (answer["files"], answer["embedded"], answer["unchanged"], answer["exact"]) == (60, 0, 60, True)
 
     page = tmp_path / "page.html"
-    asked = ("search", out, data / "red" / "0.png", data / "blue", "--top", "3", "--page", page, "--images", data)
-    done = run(*asked)
+    search_line = ("search", out, data / "red" / "0.png", data / "blue", "--top", "3", "--page", page, "--images", data)
+    done = run(*search_line)
     assert done.code == 0
     assert "note:" not in done.output
     assert str(data / "red" / "0.png") in done.output
@@ -423,9 +423,9 @@ def test_commands_that_fail_say_one_line(
 
     out, query = built.index.folder, trained / "data" / "red" / "0.png"
     (tmp_path / "empty").mkdir()
-    code, said = refused("search", out, tmp_path / "gone.png")
+    code, message = refused("search", out, tmp_path / "gone.png")
     assert code == 3
-    assert str(tmp_path / "gone.png") in said
+    assert str(tmp_path / "gone.png") in message
     assert refused("index", trained / "a", tmp_path / "empty", "--out", tmp_path / "new")[0] == 3
     assert refused("search", tmp_path / "empty", query)[0] == 2
     assert refused("search", out, query, "--top", "0")[0] == 2
@@ -442,12 +442,12 @@ def test_a_path_that_is_not_there_is_refused_before_a_folder_is_made(trained: Pa
 
 
 def build_until_the_third_part(marker: Path, arguments: Sequence[str]) -> None:
-    """`patchloom …` with small parts, which touches the marker and stays at its third: index.json does not name it."""
+    """Run `patchloom …` with small parts; it touches the marker and blocks in its third, which index.json lacks."""
     write_part, calls = indexing.write_part, []
 
-    def third_is_long(*given: Any) -> Any:
-        calls.append(given)
-        part = write_part(*given)
+    def third_is_long(*inputs: Any) -> Any:
+        calls.append(inputs)
+        part = write_part(*inputs)
         if len(calls) == 3:
             marker.touch()
             time.sleep(600)
@@ -459,8 +459,8 @@ def build_until_the_third_part(marker: Path, arguments: Sequence[str]) -> None:
 
 
 def test_a_build_that_gets_sigkill_goes_on_to_the_same_index(trained: Path, tmp_path: Path, monkeypatch) -> None:
-    marker, given = tmp_path / "marker", ("index", trained / "a", trained / "data", "--out", tmp_path / "index")
-    line = [*map(str, given), "--batch", "8", "--device", "cpu"]
+    marker, inputs = tmp_path / "marker", ("index", trained / "a", trained / "data", "--out", tmp_path / "index")
+    line = [*map(str, inputs), "--batch", "8", "--device", "cpu"]
     process = Forked(partial(build_until_the_third_part, marker, line))
     while not marker.exists():
         assert process.poll() is None, process.communicate()
@@ -480,20 +480,20 @@ def test_a_build_that_gets_sigkill_goes_on_to_the_same_index(trained: Path, tmp_
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_files_that_are_gone_are_dropped_where_asked_for(trained, tmp_path, monkeypatch, capsys) -> None:
+def test_missing_files_are_dropped_on_request(trained, tmp_path, monkeypatch, capsys) -> None:
     data, other = (Path(shutil.copytree(trained / "data", tmp_path / name)) for name in ("data", "other"))
     model, out = str(trained / "a"), tmp_path / "index"
     index(model, [data, other], out=out, device="cpu")
     for path in (data / "red" / "3.png", *(data / "blue").iterdir(), other / "red" / "0.png"):
         path.unlink()
-    kept = index(model, [data], out=out, device="cpu")
-    assert (kept.gone, len(kept.index)) == (0, 120)
+    stored = index(model, [data], out=out, device="cpu")
+    assert (stored.gone, len(stored.index)) == (0, 120)
     pruned = index(model, [data], out=out, device="cpu", prune=True)
     assert (pruned.embedded, pruned.unchanged, pruned.gone, len(pruned.index)) == (0, 29, 31, 89)
     assert pruned.index.about.labels == {"blue": 30, "red": 59}
-    found = open_index(out, device="cpu").search([other / "red" / "3.png"], top=89)[0]
-    assert str(data / "red" / "3.png") not in [hit.path for hit in found.hits]
-    assert str(other / "red" / "0.png") in [hit.path for hit in found.hits]  # not of a folder given to prune
+    result = open_index(out, device="cpu").search([other / "red" / "3.png"], top=89)[0]
+    assert str(data / "red" / "3.png") not in [hit.path for hit in result.hits]
+    assert str(other / "red" / "0.png") in [hit.path for hit in result.hits]  # not of a folder given to prune
     shutil.copy(other / "red" / "3.png", data / "red" / "3.png")
     assert index(model, [data], out=out, device="cpu", prune=True).embedded == 1
     (other / "red" / "1.png").unlink()

@@ -1,4 +1,4 @@
-"""Runs trained at levels of a taxonomy, judged at all of them; and their ranked lists."""
+"""Runs trained at levels of a taxonomy, evaluated at all levels; and their ranked lists."""
 
 import json
 import re
@@ -60,11 +60,11 @@ def colors(root: Path, train: int = 8, val: int = 3) -> Path:
 
 
 def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxonomy: str | None = None) -> str:
-    """A run at a level, with a network that was never trained."""
+    """Make a run at a level with an untrained network."""
     names = open_data(data, level=level, reading=Reading(taxonomy=taxonomy)).classes.names
     network = small("resmlp_s12", seed=seed, num_classes=len(names), image_size=16)
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, None, names, level, task="classification")
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, preprocessing, None, names, level, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
     write_run_metadata(folder, RunMetadata(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
     return str(folder)
@@ -86,8 +86,8 @@ def runs(tmp_path_factory, data) -> dict[str, str]:
 
 def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> None:
     monkeypatch.setattr("patchloom.tasks.classification.levels.separability", partial(separability, splits=1))
-    found = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
-    (run,) = found.runs.values()
+    result = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
+    (run,) = result.runs.values()
     classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)
     train, val = classifier.embed(splits.train), classifier.embed(splits.val)
     own = at_level(train, splits.classes, "coarse")
@@ -104,25 +104,25 @@ def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> Non
     assert {"map", "map_conditioned", "map_conditioned_all", "map_conditioned_softmax", "map_oracle"} <= set(run.values)
     assert run.values["separability_top1"] == dict(separability(own, classes=2, splits=1))["separability_top1"]
     assert "separability_conditioned_top1" in run.values
-    assert found.levels == {"coarse": 2, FINEST: 4}
+    assert result.levels == {"coarse": 2, FINEST: 4}
 
 
 def test_a_table_of_train_level_by_test_level(runs, data) -> None:
-    found = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
-    assert [(name, run.trained_level) for name, run in found.runs.items()] == [("coarse", "coarse"), ("fine", FINEST)]
+    result = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    assert [(name, run.trained_level) for name, run in result.runs.items()] == [("coarse", "coarse"), ("fine", FINEST)]
     for measure, name in (("knn_top1", "knn{}_top1"), ("map", "map")):
-        table = found.table(measure)
+        table = result.table(measure)
         assert list(table) == ["coarse", FINEST]
-        for run, judged in found.runs.items():
+        for run, judged in result.runs.items():
             own = name.format(judged.neighbours)
             assert table[FINEST][run] == judged.values[own]
             assert table["coarse"][run] == judged.values[f"{own}_coarse"]
     alone = evaluate_levels([runs["fine"]], str(data), device="cpu")
-    assert alone.runs["fine"] == found.runs["fine"]
+    assert alone.runs["fine"] == result.runs["fine"]
     assert not [name for name in alone.runs["fine"].values if "conditioned" in name]
 
 
-def test_the_trained_level_is_told_by_the_classes(runs, data) -> None:
+def test_the_trained_level_is_recognized_by_its_classes(runs, data) -> None:
     classes = open_data(data).classes
     fine, coarse = (load(runs[name], device="cpu") for name in ("fine", "coarse"))
     assert (trained_level(fine, classes), trained_level(coarse, classes)) == ("", "coarse")
@@ -133,29 +133,29 @@ def test_the_trained_level_is_told_by_the_classes(runs, data) -> None:
 
 def test_a_run_on_other_classes_is_judged_too(runs, data, tmp_path) -> None:
     stranger = make_run(tmp_path / "stranger", Path("digits"), None)
-    found = evaluate_levels([stranger, runs["coarse"]], str(data), device="cpu")
-    assert found.runs["stranger"].trained_level is None
-    assert set(found.table("map")["coarse"]) == {"stranger", "coarse"}
+    result = evaluate_levels([stranger, runs["coarse"]], str(data), device="cpu")
+    assert result.runs["stranger"].trained_level is None
+    assert set(result.table("map")["coarse"]) == {"stranger", "coarse"}
 
 
-def test_what_cannot_be_judged_is_named(runs, tmp_path) -> None:
+def test_what_cannot_be_evaluated_is_named(runs, tmp_path) -> None:
     root = colors(tmp_path / "data")
     draw(root / "train" / "warm" / "rose", (255, 90, 110), 2, 50)
     draw(root / "val" / "cold" / "teal", (0, 120, 120), 1, 51)
     (root / "val" / "cold" / "sky" / "0.png").write_bytes(b"")
     lines = ["class,coarse,every", *(f"{name},{group},color" for name, group in (GROUPS | {"rose": "warm"}).items())]
     (tmp_path / "data" / "taxonomy.csv").write_text("\n".join([*lines, "teal,cold,color"]))
-    found = evaluate_levels([runs["coarse"]], str(root), device="cpu")
-    (level,) = (note for note in found.notes if "color" in note)
-    (unasked,) = (note for note in found.notes if "rose" in note)
-    (unknown,) = (note for note in found.notes if "teal" in note)
-    (unreadable,) = (note for note in found.notes if note not in (level, unasked, unknown))
+    result = evaluate_levels([runs["coarse"]], str(root), device="cpu")
+    (level,) = (note for note in result.notes if "color" in note)
+    (unasked,) = (note for note in result.notes if "rose" in note)
+    (unknown,) = (note for note in result.notes if "teal" in note)
+    (unreadable,) = (note for note in result.notes if note not in (level, unasked, unknown))
     assert "every" in level
     assert "2" in unasked
     assert "1" in unknown
     assert "1" in unreadable
-    assert found.levels == {"coarse": 2, FINEST: 5}
-    assert found.runs["coarse"].values["map_queries"] == 11
+    assert result.levels == {"coarse": 2, FINEST: 5}
+    assert result.runs["coarse"].values["map_queries"] == 11
 
 
 def test_a_level_that_numbers_are_called_after_is_refused(runs, tmp_path) -> None:
@@ -197,24 +197,24 @@ def test_training_at_a_level_is_remembered(tmp_path) -> None:
     trained = run_training(settings, say=str)
     assert read_run_files(trained.folder).level == "warmth"
     assert read_run_metadata(trained.folder).taxonomy == str(tmp_path / "t.csv")
-    assert '<section id="mistakes">' in (trained.folder / "report.html").read_text("utf-8")  # with their pictures
+    assert '<section id="mistakes">' in (trained.folder / "report.html").read_text("utf-8")  # with their images
     Classifier.from_pretrained(trained.folder, device="cpu").save_pretrained(tmp_path / "copy")
     assert load(tmp_path / "copy", device="cpu").level == "warmth"
-    found = evaluate_levels([str(trained.folder)], str(flat), device="cpu")
-    assert found.runs["run"].trained_level == "warmth"
+    result = evaluate_levels([str(trained.folder)], str(flat), device="cpu")
+    assert result.runs["run"].trained_level == "warmth"
 
 
 # The commands ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_levels_and_tables(runs, data, monkeypatch, capsys) -> None:
-    given = ("probe", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
-    done = command(given, monkeypatch, capsys)
+    line = ("probe", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
+    done = command(line, monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert "map_conditioned_softmax" in done.output
     assert done.output.count("coarse (coarse)") == len(MEASURES)
     assert done.output.count("*") == 5
-    answer = json.loads(command((*given, "--json"), monkeypatch, capsys).output)
+    answer = json.loads(command((*line, "--json"), monkeypatch, capsys).output)
     expected = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
     assert re.search(rf"\bcoarse\b.*\bk = {expected.runs['coarse'].neighbours}\b", done.output)
     assert answer["tables"]["map"] == expected.table("map")
@@ -239,8 +239,8 @@ def test_options_that_do_not_go_with_levels(runs, data, monkeypatch, capsys, opt
 def test_train_takes_a_taxonomy(tmp_path, monkeypatch, capsys) -> None:
     root = colors(tmp_path / "data", train=4, val=2)
     (tmp_path / "bad.csv").write_text("class,family,order\nred,a,x\npink,a,y\nnavy,b,x\nsky,c,x\n")
-    given = ("train", root, "--taxonomy", tmp_path / "bad.csv", "--out", tmp_path / "run", *OPTIONS, "--dry-run")
-    done = command(given, monkeypatch, capsys)
+    line = ("train", root, "--taxonomy", tmp_path / "bad.csv", "--out", tmp_path / "run", *OPTIONS, "--dry-run")
+    done = command(line, monkeypatch, capsys)
     assert done.code == 3
     facts = ("bad.csv", "family", "red", "pink", "order")
     assert [fact for fact in facts if fact not in done.errors] == []
@@ -250,9 +250,9 @@ def test_train_takes_a_taxonomy(tmp_path, monkeypatch, capsys) -> None:
 
 def test_the_comparison_of_runs_at_two_levels(runs, data, tmp_path) -> None:
     page = report_runs([runs["fine"], runs["coarse"]], data=str(data), out=tmp_path / "page.html").read_text("utf-8")
-    found = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    result = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
     section = page[page.index('<section id="levels">') : page.index('<section id="energy">')]
-    assert re.search(rf'<td class="number best"[^>]*>{found.table("map")["coarse"]["coarse"]:.2f}</td>', section)
+    assert re.search(rf'<td class="number best"[^>]*>{result.table("map")["coarse"]["coarse"]:.2f}</td>', section)
     assert section.count('class="number best"') == 4
     assert '<th class="number">fine (fine)</th>' in section
     assert page[page.index('<section id="energy">') :].count("<path") >= 2
@@ -269,10 +269,10 @@ def test_hits_are_framed_by_the_finest_level_that_is_right() -> None:
     vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
     train = Embeddings(vectors, torch.tensor([1, 0, 3, 2, 0]), torch.tensor([0, 2, 4, 6, 8]))
     val = Embeddings(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([3, 0]), torch.tensor([3, 5]))
-    found = rank(train, val, [5, 9], classes, top=4)
-    assert list(found) == [5]
-    assert [(hit.place, hit.level) for hit in found[5]] == [(0, 1), (2, 0), (4, None), (6, 2)]
-    assert [hit.score for hit in found[5]] == pytest.approx(angles[:4].cos().tolist())
+    result = rank(train, val, [5, 9], classes, top=4)
+    assert list(result) == [5]
+    assert [(hit.place, hit.level) for hit in result[5]] == [(0, 1), (2, 0), (4, None), (6, 2)]
+    assert [hit.score for hit in result[5]] == pytest.approx(angles[:4].cos().tolist())
 
 
 def test_queries_come_from_all_classes() -> None:
@@ -283,35 +283,35 @@ def test_queries_come_from_all_classes() -> None:
 
 
 def test_the_sheet_shows_frames_and_a_legend() -> None:
-    grey = Image.new("RGB", (20, 20), (128, 128, 128))
+    gray = Image.new("RGB", (20, 20), (128, 128, 128))
     colors_of = frame_colors(3)
     assert len({*colors_of, WRONG}) == 4
-    row = [Ranked(grey, "x", 0), Ranked(grey, "x", 1), Ranked(grey, "x", 2), Ranked(grey, "a long caption", None)]
-    lists = [RankedList(grey, "query", [("one", row), ("two", row[::-1])])]
+    row = [Ranked(gray, "x", 0), Ranked(gray, "x", 1), Ranked(gray, "x", 2), Ranked(gray, "a long caption", None)]
+    lists = [RankedList(gray, "query", [("one", row), ("two", row[::-1])])]
     pixels = np.asarray(ranked_sheet(lists, ["fine", "coarse", "coarser"])).reshape(-1, 3)
     counts = {color: int((pixels == color).all(axis=1).sum()) for color in (*colors_of, WRONG)}
-    frame = (np.asarray(framed(grey, WRONG)).reshape(-1, 3) == WRONG).all(axis=1).sum()
+    frame = (np.asarray(framed(gray, WRONG)).reshape(-1, 3) == WRONG).all(axis=1).sum()
     assert all(2 * frame < count < 2 * frame + 400 for count in counts.values()), counts
     assert frame_colors(1) == [colors_of[0]]
 
 
-def test_the_page_and_the_picture_of_ranked_lists(runs, data, tmp_path, monkeypatch, capsys) -> None:
+def test_the_page_and_the_png_of_ranked_lists(runs, data, tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "ranked.html"
-    found = write_ranked([runs["fine"], runs["coarse"]], str(data), out=out, top=5, queries=3, device="cpu")
-    assert len(found.queries) == 3
+    result = write_ranked([runs["fine"], runs["coarse"]], str(data), out=out, top=5, queries=3, device="cpu")
+    assert len(result.queries) == 3
     text = out.read_text("utf-8")
     assert text.count("<section>") == 3
     assert text.count('title="') == 3 * 2 * 5
-    with Image.open(found.png) as picture:
-        assert picture.format == "PNG"
-    hits = [hit for by_run in found.queries.values() for of_run in by_run.values() for hit in of_run]
+    with Image.open(result.png) as image:
+        assert image.format == "PNG"
+    hits = [hit for by_run in result.queries.values() for of_run in by_run.values() for hit in of_run]
     assert all(isinstance(hit, RankedHit) for hit in hits)
     assert text.count('class="frame0" title') == sum(hit.level == 0 for hit in hits)
     done = command(("look", runs["fine"], "--ranked", "--top", "2", "--page", tmp_path / "b.html"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert done.output.splitlines()[-2:] == [str(tmp_path / "b.html"), str(tmp_path / "b.png")]
-    told = command(("look", runs["fine"], "--ranked", "--json", "--data", data), monkeypatch, capsys)
-    assert len(json.loads(told.output)["queries"]) == 8
+    ranked = command(("look", runs["fine"], "--ranked", "--json", "--data", data), monkeypatch, capsys)
+    assert len(json.loads(ranked.output)["queries"]) == 8
     assert (Path(runs["fine"]) / "ranked.html").is_file()
 
 
@@ -330,7 +330,7 @@ def test_ranked_lists_that_are_refused(runs, data, tmp_path, monkeypatch, capsys
 def test_data_without_levels_are_right_or_wrong(runs, tmp_path) -> None:
     for seed, (name, color) in enumerate(COLORS.items()):
         draw(tmp_path / "flat" / name, color, 5, seed)
-    found = write_ranked([runs["fine"]], str(tmp_path / "flat"), out=tmp_path / "a.html", top=3, device="cpu")
-    levels = {hit.level for by_run in found.queries.values() for hits in by_run.values() for hit in hits}
+    result = write_ranked([runs["fine"]], str(tmp_path / "flat"), out=tmp_path / "a.html", top=3, device="cpu")
+    levels = {hit.level for by_run in result.queries.values() for hits in by_run.values() for hit in hits}
     assert 0 in levels
     assert levels <= {0, None}

@@ -1,4 +1,4 @@
-"""What a network saw in given pictures, and in those it got wrong."""
+"""`patchloom look` on images and on the mistakes of a run."""
 
 import json
 import re
@@ -15,25 +15,25 @@ from patchloom_runtime.errors import DataError, UsageError
 from tests.reliability.commands import command
 
 
-def test_pictures_with_answers_and_maps(trained: Path, tmp_path: Path) -> None:
+def test_images_with_predictions_and_maps(trained: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    given = [str(trained / "data" / "red"), str(bad)]
-    page = look_at(str(trained / "vit"), given, out=tmp_path / "look.html", count=31)
+    paths = [str(trained / "data" / "red"), str(bad)]
+    page = look_at(str(trained / "vit"), paths, out=tmp_path / "look.html", count=31)
     assert len(page.looks) == 30
     (note,) = page.notes
     assert note.startswith(f"{bad}: ")
     name, _, one = page.looks[0]
-    (said,) = load(trained / "vit", device="cpu").predict_files([name], top=2)
-    assert [label for label, _ in one.answers] == [label for label, _ in said.answers]
-    assert [share for _, share in one.answers] == pytest.approx([share for _, share in said.answers], abs=1e-5)
+    (expected,) = load(trained / "vit", device="cpu").predict_files([name], top=2)
+    assert [label for label, _ in one.answers] == [label for label, _ in expected.answers]
+    assert [share for _, share in one.answers] == pytest.approx([share for _, share in expected.answers], abs=1e-5)
     text = page.path.read_text("utf-8")
     assert text.count("<h2>") == 30
     assert "rollout" in text
     assert str(bad) in text
 
 
-def test_without_pictures_the_surest_mistakes_come_first(run, tmp_path: Path) -> None:
+def test_without_images_the_most_confident_mistakes_come_first(run, tmp_path: Path) -> None:
     folder = run("a")
     worst = load_predictions(folder).report.worst(24)
     assert worst, "the run makes no mistake, so this test shows nothing"
@@ -48,13 +48,13 @@ def test_without_pictures_the_surest_mistakes_come_first(run, tmp_path: Path) ->
 
 def test_published_weights(trained: Path, tmp_path: Path) -> None:
     save_file(create_model("resmlp_s12").state_dict(), tmp_path / "weights.safetensors")
-    picture = str(trained / "data" / "red" / "0.png")
-    page = look_at(f"resmlp_s12@{tmp_path / 'weights.safetensors'}", [picture], out=tmp_path / "look.html")
+    image = str(trained / "data" / "red" / "0.png")
+    page = look_at(f"resmlp_s12@{tmp_path / 'weights.safetensors'}", [image], out=tmp_path / "look.html")
     assert page.looks[0][2].seen.size == (224, 224)
     assert page.looks[0][2].answers[0][0].startswith("class ")
 
 
-def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
+def test_inputs_that_look_refuses(trained: Path, run, tmp_path: Path) -> None:
     out = tmp_path / "look.html"
     with pytest.raises(UsageError) as error:
         look_at(str(tmp_path), ["a.png"], out=out)
@@ -76,7 +76,7 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_of_a_folder_images_of_every_class_are_shown_with_their_truth(trained: Path, tmp_path: Path) -> None:
+def test_images_of_every_class_of_a_folder_are_shown_with_their_truth(trained: Path, tmp_path: Path) -> None:
     page = look_at(str(trained / "a"), [str(trained / "data")], out=tmp_path / "look.html", count=6)
     classes = sorted(path.name for path in (trained / "data").iterdir())
     assert [one.truth for _, _, one in page.looks] == [classes[0]] * 3 + [classes[1]] * 3
@@ -120,10 +120,10 @@ def test_the_terminal_gets_a_screenful(trained: Path, tmp_path: Path, monkeypatc
 
 
 def test_the_command(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    picture, out = trained / "data" / "red" / "0.png", tmp_path / "page.html"
-    done = command(("look", trained / "a", picture, "--page", out), monkeypatch, capsys)
+    image, out = trained / "data" / "red" / "0.png", tmp_path / "page.html"
+    done = command(("look", trained / "a", image, "--page", out), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
-    assert done.output.splitlines()[0].startswith(f"{picture}  ")
+    assert done.output.splitlines()[0].startswith(f"{image}  ")
     assert done.output.splitlines()[-1] == str(out)
-    done = command(("look", trained / "a", picture, "--page", out, "--json"), monkeypatch, capsys)
-    assert json.loads(done.output)["pictures"][0]["name"] == str(picture)
+    done = command(("look", trained / "a", image, "--page", out, "--json"), monkeypatch, capsys)
+    assert json.loads(done.output)["pictures"][0]["name"] == str(image)

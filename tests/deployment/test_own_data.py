@@ -1,4 +1,4 @@
-"""Which pictures of data a run is judged on, and by which labels: those it held out, those of a split, other data."""
+"""Which images and labels a run is evaluated on: held-out images, splits, other data."""
 
 import json
 import os
@@ -34,40 +34,40 @@ def says_what_was_held_out(notes: Sequence[str]) -> bool:
     return any(re.search(r"\b12\b", note) and "--split all" in note for note in notes)
 
 
-def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> None:
-    kept = load_predictions(trained / "a")
-    (found,) = evaluate([str(trained / "a")], str(trained / "data")).evaluations.values()
-    assert found.fingerprint == kept.fingerprint
-    assert found.report.predictions.tolist() == kept.report.predictions.tolist()
-    assert says_what_was_held_out(found.notes)
+def test_the_data_of_the_run_are_evaluated_on_its_held_out_images(trained: Path) -> None:
+    stored = load_predictions(trained / "a")
+    (evaluated,) = evaluate([str(trained / "a")], str(trained / "data")).evaluations.values()
+    assert evaluated.fingerprint == stored.fingerprint
+    assert evaluated.report.predictions.tolist() == stored.report.predictions.tolist()
+    assert says_what_was_held_out(evaluated.notes)
     python = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"))
-    assert python.fingerprint == kept.fingerprint
+    assert python.fingerprint == stored.fingerprint
     everything = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"), split="all")
     assert len(everything.report.index) == 60
 
 
 def test_data_that_moved_are_still_those_of_the_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "data", tmp_path / "moved")
-    found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "moved"))
-    assert (len(found.report.index), says_what_was_held_out(found.notes)) == (12, True)
+    evaluated = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "moved"))
+    assert (len(evaluated.report.index), says_what_was_held_out(evaluated.notes)) == (12, True)
 
 
 def test_other_data_count_as_a_whole(trained: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "other", pictures=31)
-    found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "other"))
-    assert len(found.report.index) == 62
-    assert any("--split val" in note for note in found.notes)
+    evaluated = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "other"))
+    assert len(evaluated.report.index) == 62
+    assert any("--split val" in note for note in evaluated.notes)
     damaged = Path(shutil.copytree(trained / "a", tmp_path / "a"))
     (damaged / "data.json").write_text("{")
     assert len(patchloom.load(damaged, device="cpu").evaluate(str(trained / "data")).report.index) == 60
 
 
-def test_runs_side_by_side_are_shown_the_same_pictures(trained: Path, tmp_path: Path) -> None:
+def test_runs_are_compared_on_the_same_images(trained: Path, tmp_path: Path) -> None:
     stranger = Path(shutil.copytree(trained / "b", tmp_path / "stranger"))
     (stranger / "data.json").unlink()
     for runs in (("a", stranger), (stranger, "a")):
-        found = evaluate([str(trained / run) for run in runs], str(trained / "data"))
-        assert {len(each.report.index) for each in found.evaluations.values()} == {12}
+        evaluated = evaluate([str(trained / run) for run in runs], str(trained / "data"))
+        assert {len(each.report.index) for each in evaluated.evaluations.values()} == {12}
 
 
 def test_evaluate_lists_its_data_once(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_prediction_reads_every_file_of_the_run_once(trained: Path, monkeypatc
     assert set(reads.values()) == {1}, reads
 
 
-def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path) -> None:
+def test_a_split_has_its_own_report(trained: Path, tmp_path: Path) -> None:
     data = tmp_path / "set"
     for split, count in (("train", 3), ("val", 2), ("test", 5)):
         class_folders(data / split, pictures=count)
@@ -114,7 +114,7 @@ def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path)
     assert page == run / "report-test.html"
     text = page.read_text("utf-8")
     assert re.search(rf"<title>[^<]*\btest\b[^<]*{data}", text)
-    assert '<section id="mistakes">' in text  # with their pictures
+    assert '<section id="mistakes">' in text  # with their images
     assert (run / "report.html").read_bytes() == (trained / "a" / "report.html").read_bytes()
 
 
@@ -132,11 +132,11 @@ def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path) -> None:
+def test_the_plan_counts_the_test_images(nested: Path, tmp_path: Path) -> None:
     plan = make_plan(TrainingSettings(data=str(nested / "data"), out=str(tmp_path / "new"), **TINY), "cpu")
     later = f"patchloom evaluate {tmp_path / 'new'} {nested / 'data'} --split test"
-    (told,) = (line for line in plan.lines() if line.endswith(later))
-    assert re.search(r"\b12\b", told.removesuffix(later))
+    (plan_line,) = (line for line in plan.lines() if line.endswith(later))
+    assert re.search(r"\b12\b", plan_line.removesuffix(later))
     assert len(plan.splits.classes) == 4
     assert re.search(r"--classes outermost.*\b3\b", " ".join(plan.splits.notes))
 
@@ -178,8 +178,8 @@ def test_an_index_is_labeled_as_the_run_reads(nested: Path, tmp_path: Path) -> N
 def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(nested / "cache"))
     run, data = str(nested / "run"), str(nested / "data")
-    asked = ("evaluate", run, data, "--split", "test", "--classes", "innermost", "--level", "coarse")
-    done = command((*asked, "--device", "cpu", "--json"), monkeypatch, capsys)
+    command_line = ("evaluate", run, data, "--split", "test", "--classes", "innermost", "--level", "coarse")
+    done = command((*command_line, "--device", "cpu", "--json"), monkeypatch, capsys)
     assert json.loads(done.output)["images"] == 12
     refused = command(("evaluate", run, "--classes", "innermost"), monkeypatch, capsys)
     assert (refused.code, "--classes" in refused.errors) == (2, True)
@@ -195,12 +195,12 @@ def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch
     assert (done.code, "none" in done.errors) == (2, True)
 
 
-def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, monkeypatch, capsys) -> None:
+def test_check_suggests_the_command_with_its_options(nested: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(nested / "cache"))
     data, file = nested / "data", nested / "my taxonomy.csv"
     file.write_text("class,kind\ngreen,cold\ngrey,cold\nwarm,warm\n")
-    given = ("--taxonomy", file, "--classes", "outermost")
-    done = command(("check", data, "--no-cache", *given), monkeypatch, capsys)
+    reading_options = ("--taxonomy", file, "--classes", "outermost")
+    done = command(("check", data, "--no-cache", *reading_options), monkeypatch, capsys)
     last = f"patchloom train {data} --taxonomy '{file}' --classes outermost"
     assert done.output.splitlines()[-1].endswith(last)
     assert re.search(r"\b3\b.*\b24 train\b.*\b8 val\b.*\b12 test\b", done.output)

@@ -1,4 +1,4 @@
-"""Matrices with fewer weights, or fewer bits: exactly as many zeros as are told, and a run that others can use."""
+"""Pruned and quantized matrices: exact numbers of zeros, and a usable run."""
 
 import json
 import re
@@ -33,8 +33,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def pruned(place: Path, data: str | None = "data", **given: Any) -> Pruning:
-    return prune(str(place / "run"), data and str(place / data), device="cpu", **given)
+def pruned(place: Path, data: str | None = "data", **requested: Any) -> Pruning:
+    return prune(str(place / "run"), data and str(place / data), device="cpu", **requested)
 
 
 def test_the_smallest_weights_are_zero_and_no_others() -> None:
@@ -74,46 +74,46 @@ def test_matrices_are_found_in_every_family(network: str, options: dict[str, int
     with torch.device("meta"):
         model = patchloom.create_model(network, **options)
     wanted = "BC" if letters == "BC" else "ABC"
-    found = matrices_of(model, wanted)
-    assert letters in (None, "".join(matrix.letter for matrix in found))
-    assert {matrix.name for matrix in found} <= {name for name, _ in model.named_parameters()}
-    assert len({matrix.name for matrix in found}) == len(found)
+    result = matrices_of(model, wanted)
+    assert letters in (None, "".join(matrix.letter for matrix in result))
+    assert {matrix.name for matrix in result} <= {name for name, _ in model.named_parameters()}
+    assert len({matrix.name for matrix in result}) == len(result)
     if letters == "BC":
         with pytest.raises(UsageError, match=r"\bA\b.*\bB, C\b"):
             matrices_of(model)
 
 
-def test_every_point_says_what_share_of_each_matrix_is_zero(place: Path) -> None:
-    found = pruned(place, shares=[0.5, 0.9], bits=[8, 2])
-    assert found.groups == ["A", "B", "C", "ABC"]
-    assert len(found.points) == 16
-    for point in found.points:
+def test_every_point_has_the_share_of_zeros_of_each_matrix(place: Path) -> None:
+    result = pruned(place, shares=[0.5, 0.9], bits=[8, 2])
+    assert result.groups == ["A", "B", "C", "ABC"]
+    assert len(result.points) == 16
+    for point in result.points:
         assert {each.letter for each in point.matrices} == set(point.letters)
         if point.share is not None:
             assert [each.zeros for each in point.matrices] == [round(point.share * m.weights) for m in point.matrices]
-    assert found.whole.zeros == 0.0
-    columns, rows = found.table("share")
+    assert result.whole.zeros == 0.0
+    columns, rows = result.table("share")
     assert [re.findall(r"\b[ABC]\b", column) for column in columns] == [[], ["A"], ["B"], ["C"], ["A", "B", "C"]]
     assert [row[0] for row in rows] == ["0", "50", "90"]
-    assert [re.findall(r"\b[ABC]\b", column) for column in found.table("bits")[0][-3:]] == [["A"], ["B"], ["C"]]
+    assert [re.findall(r"\b[ABC]\b", column) for column in result.table("bits")[0][-3:]] == [["A"], ["B"], ["C"]]
 
 
 def test_the_network_is_as_it_was_after_each_point(place: Path) -> None:
-    found = pruned(place, shares=[0.99, 0.0], matrices="A")
-    assert dict(found.points[1].values) == dict(found.whole.values)
+    result = pruned(place, shares=[0.99, 0.0], matrices="A")
+    assert dict(result.points[1].values) == dict(result.whole.values)
 
 
-def test_what_is_left_is_a_run(place: Path, tmp_path: Path) -> None:
+def test_a_pruned_network_is_saved_as_a_run(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "sparse"
-    found = pruned(place, shares=[0.75], bits=[8], matrices="A", out=str(out))
+    result = pruned(place, shares=[0.75], bits=[8], matrices="A", out=str(out))
     model = patchloom.load(out, device="cpu").model
     assert [matrix.zeros / matrix.weight.numel() >= 0.75 for matrix in matrices_of(model, "A")] == [True, True]
     assert [matrix.zeros for matrix in matrices_of(model, "BC")] == [0] * 4
     assert all(len(matrix.weight.unique()) <= 256 for matrix in matrices_of(model, "A"))
     both = patchloom.evaluate([str(place / "run"), str(out)])  # by what each decided about val
-    assert both.values()["sparse"]["top1"] == found.points[0].values["top1"]
+    assert both.values()["sparse"]["top1"] == result.points[0].values["top1"]
     again = patchloom.evaluate(str(out), str(place / "data"), device="cpu")
-    assert again.values()["sparse"]["top1"] == found.points[0].values["top1"]
+    assert again.values()["sparse"]["top1"] == result.points[0].values["top1"]
     looked = verify(out)
     assert (looked.wrong, looked.missing) == ({}, [])
     notes = json.loads((out / "run.json").read_text())["notes"]
@@ -123,8 +123,8 @@ def test_what_is_left_is_a_run(place: Path, tmp_path: Path) -> None:
 
 
 def test_without_data_a_network_can_be_saved(place: Path, tmp_path: Path) -> None:
-    found = pruned(place, None, bits=[4], out=str(tmp_path / "small"))
-    assert (found.points[0].letters, found.points[0].values) == ("ABC", {})
+    result = pruned(place, None, bits=[4], out=str(tmp_path / "small"))
+    assert (result.points[0].letters, result.points[0].values) == ("ABC", {})
     assert not (tmp_path / "small" / "predictions.safetensors").exists()
 
 
@@ -141,8 +141,8 @@ def test_the_command(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert re.search(r"\b50\b", done.output)
     assert re.search(r"\b90\b", done.output)
     assert str(place / "run" / "prune.html") in done.output
-    told = json.loads(command((*line, "--bits", "4", "--json"), monkeypatch, capsys).output)
-    assert [each["matrix"] for each in told["points"][0]["each"]] == ["A", "A"]
+    answer = json.loads(command((*line, "--bits", "4", "--json"), monkeypatch, capsys).output)
+    assert [each["matrix"] for each in answer["points"][0]["each"]] == ["A", "A"]
     saved = command((*line, "--shares", "0.9", "--out", place / "thin"), monkeypatch, capsys)
     assert "230" in saved.output  # of 256 weights
     assert "89.84" in saved.output
@@ -150,7 +150,7 @@ def test_the_command(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("requested", "message"),
     [
         ({"matrices": "AD"}, "--matrices.*AD"),
         ({"shares": [1.0]}, "--shares.*1"),
@@ -160,6 +160,6 @@ def test_the_command(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ({"data": None}, "--out"),
     ],
 )
-def test_what_cannot_be_done_is_said_first(place: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        pruned(place, **given)
+def test_invalid_settings_are_refused_first(place: Path, requested: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pruned(place, **requested)

@@ -1,4 +1,4 @@
-"""Reports from run folders: of one, of several, and of folders that are not whole."""
+"""Reports of one run, of several runs, and of incomplete run folders."""
 
 import json
 import re
@@ -34,8 +34,8 @@ def test_a_whole_run_has_every_section(run) -> None:
     folder = run("a")
     page = report_run(folder)
     assert page == folder / "report.html"
-    found = sections(page)
-    assert [name for name in found if name != "notes"] == [*WHOLE, "environment"]
+    result = sections(page)
+    assert [name for name in result if name != "notes"] == [*WHOLE, "environment"]
     text = page.read_text("utf-8")
     record = read_run_metadata(folder)
     assert record is not None
@@ -69,7 +69,7 @@ def test_numbers_have_their_interval(run) -> None:
         ("recipe.yaml", {"recipe"}),
     ],
 )
-def test_what_is_lost_is_a_note_and_the_rest_is_shown(run, lost: str, missing: set[str]) -> None:
+def test_a_missing_file_is_a_note_and_the_rest_is_reported(run, lost: str, missing: set[str]) -> None:
     folder = run("a")
     (folder / lost).unlink()
     page = report_run(folder)
@@ -78,7 +78,7 @@ def test_what_is_lost_is_a_note_and_the_rest_is_shown(run, lost: str, missing: s
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "predictions.safetensors", "weights.safetensors"])
-def test_what_is_damaged_is_a_note_and_the_rest_is_shown(run, damaged: str) -> None:
+def test_a_damaged_file_is_a_note_and_the_rest_is_reported(run, damaged: str) -> None:
     folder = run("a")
     (folder / damaged).write_bytes(b"{")
     page = report_run(folder)
@@ -86,7 +86,7 @@ def test_what_is_damaged_is_a_note_and_the_rest_is_shown(run, damaged: str) -> N
     assert {"summary", "curves", "recipe", "cost"} <= set(sections(page))
 
 
-def test_data_that_moved_are_found_by_the_option(run, trained: Path, tmp_path: Path) -> None:
+def test_moved_data_are_opened_by_the_option(run, trained: Path, tmp_path: Path) -> None:
     folder = run("a")
     record = json.loads((folder / "run.json").read_text("utf-8"))
     changed = json.dumps(record | {"data": str(tmp_path / "gone"), "newer": 1})
@@ -94,7 +94,7 @@ def test_data_that_moved_are_found_by_the_option(run, trained: Path, tmp_path: P
     page = report_run(folder)
     assert str(tmp_path / "gone") in notes(page)
     assert "mistakes" not in sections(page)
-    assert "pictures" in sections(page)  # of the weights alone
+    assert "pictures" in sections(page)  # only of the weights
     moved = Path(shutil.copytree(trained / "data", tmp_path / "moved"))
     assert "mistakes" in sections(report_run(folder, data=str(moved)))
     next(iter((moved / "red").iterdir())).rename(moved / "red" / "other.png")
@@ -134,7 +134,7 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"<tr><td>a</td><td[^>]*>b</td>", text)) == 1
 
 
-def test_where_runs_started_and_on_what_is_told_where_it_differs(run, tmp_path: Path) -> None:
+def test_different_data_and_initial_weights_are_reported(run, tmp_path: Path) -> None:
     folders = [run("a"), run("b")]
     record = json.loads((folders[1] / "run.json").read_text("utf-8"))
     changed = json.dumps(record | {"init": "runs/dino", "level": "coarse"})
@@ -158,7 +158,7 @@ def test_runs_on_data_are_placed_by_both_sets(trained: Path, tmp_path: Path) -> 
 
 def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path) -> None:
     a, b = run("a"), run("b")
-    kept = load_predictions(a)
+    stored = load_predictions(a)
     count = 400
     labels = np.zeros(count, np.int64)
 
@@ -166,8 +166,8 @@ def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path
         ranks = (np.arange(count) < wrong).astype(np.int64)
         columns = {"index": np.arange(count), "labels": labels, "predictions": ranks, "ranks": ranks}
         real = {"confidence": np.ones(count, np.float32), "losses": np.ones(count, np.float32)}
-        report = type(kept.report)(kept.report.classes, **columns, **real)
-        return Predictions(report, kept.fingerprint)
+        report = type(stored.report)(stored.report.classes, **columns, **real)
+        return Predictions(report, stored.fingerprint)
 
     for wrong, significant in ((45, 0), (80, 1)):
         save_predictions(a, decided(40))
@@ -178,14 +178,14 @@ def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path
         assert f"{100 * (wrong - 40) / count:+.2f}" in text
 
 
-def test_runs_on_other_images_are_shown_but_not_compared(run, tmp_path: Path) -> None:
+def test_runs_on_other_images_are_listed_but_not_compared(run, tmp_path: Path) -> None:
     a, b = run("a"), run("b")
-    kept = load_predictions(b)
-    save_predictions(b, Predictions(kept.report, "other"))
+    stored = load_predictions(b)
+    save_predictions(b, Predictions(stored.report, "other"))
     page = report_runs([str(a), str(b)], out=tmp_path / "page.html")
     assert re.search(r"\bb\b", notes(page))
     assert "pairs" not in sections(page)
-    assert f"{kept.report.top(1):.2f}" in page.read_text("utf-8")
+    assert f"{stored.report.top(1):.2f}" in page.read_text("utf-8")
 
 
 def test_one_run_is_not_several(trained: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What objects say of themselves: a line in a terminal, whole, escaped and self-contained HTML in a notebook."""
+"""Display of objects: one line in a terminal; well-formed, escaped and self-contained HTML in a notebook."""
 
 import re
 from html.parser import HTMLParser
@@ -29,22 +29,22 @@ def classifier(trained: Path) -> Classifier:
 
 
 class Balanced(HTMLParser):
-    """Every element that is opened is closed, and nothing is fetched."""
+    """A parser that checks that elements are closed and nothing is fetched."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
         self.addresses: list[str] = []
-        self.seen: set[str] = set()
+        self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs) -> None:
-        self.seen.add(tag)
+        self.tags.add(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href")]
         if tag not in ("img", "br", "rect"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs) -> None:
-        self.seen.add(tag)
+        self.tags.add(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if tag != "rect":
@@ -56,7 +56,7 @@ def checked(html: str) -> str:
     parser.feed(html)
     assert parser.open == []
     assert all(address.startswith("data:image/") for address in parser.addresses)
-    assert not parser.seen & {"script", "link", "iframe", "a"}
+    assert not parser.tags & {"script", "link", "iframe", "a"}
     assert "http" not in html
     # The style touches nothing but what is inside.
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
@@ -76,10 +76,10 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
     assert repr(Prediction("a.png", [], "b.png: empty")) == "Prediction(a.png: b.png: empty)"
 
 
-def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
+def test_a_look_has_image_bars_and_maps(trained: Path) -> None:
     seeing = patchloom.load(trained / "vit", device="cpu")
-    pictures = [trained / "data" / "red" / "0.png"] * (MAX_LOOKS + 2)
-    looks = seeing.look(pictures)
+    images = [trained / "data" / "red" / "0.png"] * (MAX_LOOKS + 2)
+    looks = seeing.look(images)
     one = looks[0]
     assert re.fullmatch(r"ImageLook\((blue|red) \d+\.\d %, (blue|red) \d+\.\d %.*\brollout\b.*\)", repr(one))
     html = checked(one._repr_html_())
@@ -117,14 +117,14 @@ def test_a_training(trained: Path) -> None:
     assert repr(TrainingResult(Path("runs/a"), None, {})).startswith("Trained(runs/a")
 
 
-def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
+def test_an_index_and_its_search_results(trained: Path, tmp_path: Path) -> None:
     index = patchloom.index(str(trained / "a"), [trained / "data"], out=tmp_path / "i", device="cpu").index
     assert re.fullmatch(rf"Index\({tmp_path / 'i'}\b.*\b60\b.*\b2\b.*\b16\b.*\)", repr(index))
     assert "exact" in checked(index._repr_html_())
     query = trained / "data" / "red" / "0.png"
-    found = index.search(query, top=5)
-    assert re.fullmatch(r"SearchResult\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
-    assert checked(found._repr_html_()).count("<img") == 6
+    result = index.search(query, top=5)
+    assert re.fullmatch(r"SearchResult\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(result))
+    assert checked(result._repr_html_()).count("<img") == 6
     assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
     gone = SearchResult("gone.png", [], error="gone.png: missing")
     assert repr(gone) == "SearchResult(gone.png: missing)"
@@ -138,9 +138,9 @@ def test_embeddings() -> None:
 
 
 def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> None:
-    found = SearchResult(f"/x/{EVIL}.png", [SearchHit(f"/x/{EVIL}", 0.5, EVIL)], EVIL)
+    result = SearchResult(f"/x/{EVIL}.png", [SearchHit(f"/x/{EVIL}", 0.5, EVIL)], EVIL)
     for text in (
-        repr(found),
+        repr(result),
         repr(Prediction(EVIL, [(EVIL, 0.5)])),
         first_names([EVIL]),
         likeliest([(EVIL, 1)]),
@@ -148,7 +148,7 @@ def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> Non
         assert text.isprintable()
     fact = [(EVIL, EVIL)]
     for html in (
-        found._repr_html_(),
+        result._repr_html_(),
         html_card(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
     ):
         checked(html)

@@ -1,4 +1,4 @@
-"""Lines in, lines out: order, pieces, odd characters. Random weights will do."""
+"""Translation of lines with random weights: order, subwords, unusual characters."""
 
 import itertools
 import re
@@ -13,8 +13,8 @@ from patchloom.evaluation.translation import translation_scores
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.translation.evaluation import evaluate_text
 from patchloom.tasks.translation.translator import Translator
-from patchloom_runtime.artifacts import line_translator as module
 from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text import line_translator as module
 from patchloom_runtime.text.vocabulary import clean
 
 LONGEST = 12
@@ -48,17 +48,17 @@ def translator(text) -> Translator:
     return Translator(network.double().eval(), vocabulary, languages=("en", "de"), longest=LONGEST)
 
 
-def test_order_is_kept_whatever_the_lengths(translator, monkeypatch) -> None:
+def test_the_order_does_not_depend_on_the_lengths(translator, monkeypatch) -> None:
     lines = [*ODD, *np.random.default_rng(0).permutation(ODD)]
     alone = [next(translator.translate([line])) for line in lines]
     monkeypatch.setattr(module, "WINDOW", 5)
     together = list(translator.translate(iter(lines), batch=3))
     assert len(together) == len(lines)
-    for given, expected in zip(together, alone, strict=True):
-        assert [each.text for each in given] == [each.text for each in expected]
-        assert given[0].score == pytest.approx(expected[0].score)
-    assert [found[0].text for found, line in zip(together, lines, strict=True) if not line.strip()] == [""] * 4
-    assert all("\n" not in found[0].text for found in together)
+    for actual, expected in zip(together, alone, strict=True):
+        assert [each.text for each in actual] == [each.text for each in expected]
+        assert actual[0].score == pytest.approx(expected[0].score)
+    assert [result[0].text for result, line in zip(together, lines, strict=True) if not line.strip()] == [""] * 4
+    assert all("\n" not in result[0].text for result in together)
 
 
 def test_an_endless_stream_is_read_a_window_at_a_time(translator, monkeypatch) -> None:
@@ -70,9 +70,9 @@ def test_an_endless_stream_is_read_a_window_at_a_time(translator, monkeypatch) -
             taken.append(number)
             yield "one"
 
-    found = translator.translate(endless(), beams=1)
+    result = translator.translate(endless(), beams=1)
     for _ in range(6):
-        next(found)
+        next(result)
     assert len(taken) == 8
 
 
@@ -82,8 +82,8 @@ def pieces(translator, line) -> list[str]:
 
 @pytest.mark.parametrize("line", [line for line in ODD if line.strip()])
 def test_pieces_fit_and_nothing_is_lost(translator, line) -> None:
-    found = pieces(translator, line)
-    assert "".join("".join(found).split()) == "".join(clean(line).split())
+    result = pieces(translator, line)
+    assert "".join("".join(result).split()) == "".join(clean(line).split())
     most = translator.network.config.max_length - 1
     assert all(1 <= len(ids) <= most for ids in translator._pieces(clean(line)))
 
@@ -117,8 +117,8 @@ def test_a_break_that_the_network_spells_is_a_space(translator, monkeypatch) -> 
 
 
 def test_several_are_best_first(translator) -> None:
-    for found in translator.translate(["one", "x" * 300], n_best=3):
-        assert len(found) == 3
+    for result in translator.translate(["one", "x" * 300], n_best=3):
+        assert len(result) == 3
     single = next(translator.translate(["one"], n_best=3))
     assert [each.score for each in single] == sorted((each.score for each in single), reverse=True)
     with pytest.raises(UsageError) as error:
@@ -128,9 +128,9 @@ def test_several_are_best_first(translator) -> None:
 
 
 def test_a_text_is_judged_line_by_line(translator, text) -> None:
-    found = evaluate_text(translator, "numbers:count=150", beams=2)
-    assert list(found) == ["test"]
-    judged = found["test"]
+    result = evaluate_text(translator, "numbers:count=150", beams=2)
+    assert list(result) == ["test"]
+    judged = result["test"]
     best = [one for one, *_ in translator.translate(text.tests["test"].sources(), beams=2)]
     assert list(judged.translations) == [one.text for one in best]
     assert judged.scores == translation_scores(judged.translations, text.tests["test"].targets(), "de")

@@ -162,7 +162,7 @@ def test_the_mean_of_the_evidence_is_the_logits(name, options):
         assert_same(evidence.mean(dim=(2, 3)), network(batch), 1e-4)
 
 
-def test_evidence_of_a_patch_lies_where_the_patch_is():
+def test_evidence_of_a_patch_is_at_its_place():
     """A ResMLP without branches: only the bright patch differs, so only its logit does."""
     network = pointing("resmlp_s12")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Norms of residual branches against the same sums written out."""
+"""Norms of residual branches compared with explicit sums."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ def ratio(added: torch.Tensor, x: torch.Tensor) -> float:
     return sum(ratios) / len(ratios)
 
 
-def compare(found: list[BranchNorm], expected: list[tuple[int, str, float]]) -> None:
-    assert [point[:2] for point in found] == [point[:2] for point in expected]
-    assert [point.ratio for point in found] == pytest.approx([value for _, _, value in expected], rel=1e-4)
+def compare(result: list[BranchNorm], expected: list[tuple[int, str, float]]) -> None:
+    assert [point[:2] for point in result] == [point[:2] for point in expected]
+    assert [point.ratio for point in result] == pytest.approx([value for _, _, value in expected], rel=1e-4)
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def test_blocks_against_the_difference_of_input_and_output():
 
 
 @torch.no_grad()
-def test_class_layers_are_measured_on_the_class_token_alone():
+def test_class_layers_are_measured_on_the_class_token_only():
     network = small("cait_xxs24", depth=1, class_depth=1).double()
     batch = images(network).double()
     tokens = network.position(network.stem(batch).flatten(1, 2))
@@ -74,18 +74,18 @@ def test_branches_side_by_side_read_the_same_x():
     ("name", "branches"),
     [("smlpnet_t", {"tokens", "channels"}), ("mixer_b16", {"tokens", "channels"}), ("patchconvnet_s60", {"both"})],
 )
-def test_families_have_a_line_a_kind_of_branch(name, branches):
+def test_families_have_one_line_per_kind_of_branch(name, branches):
     network = small(name)
-    found = branch_norms(network, images(network))
-    assert {point.branch for point in found if not point.branch.startswith("class")} == branches
+    result = branch_norms(network, images(network))
+    assert {point.branch for point in result if not point.branch.startswith("class")} == branches
     expected = sum(1 for module in network.modules() if isinstance(module, Residual))
-    assert len([point for point in found if point.branch != "class tokens"]) == expected
+    assert len([point for point in result if point.branch != "class tokens"]) == expected
     chart = branch_norm_chart(network, images(network))
-    assert chart.count("<circle") == len([point for point in found if not point.branch.startswith("class")])
+    assert chart.count("<circle") == len([point for point in result if not point.branch.startswith("class")])
 
 
 def test_a_tiny_scale_is_measured_to_the_digit():
-    """out − x would lose it in float32."""
+    """A small branch would be lost in out − x in float32."""
     network = small("resmlp_s12", depth=1)
     batch = images(network)
     before = branch_norms(network, batch)[0].ratio
@@ -103,8 +103,8 @@ def test_the_inference_copy_has_the_same_ratios():
 
 def test_a_pyramid_step_is_no_residual_and_hooks_do_not_stay():
     network = small("mixer_b16", pyramid={0: 4})
-    found = branch_norms(network, images(network))
-    assert [point[:2] for point in found] == [(1, "channels"), (2, "tokens"), (2, "channels")]
+    result = branch_norms(network, images(network))
+    assert [point[:2] for point in result] == [(1, "channels"), (2, "tokens"), (2, "channels")]
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in network.modules())
 
 

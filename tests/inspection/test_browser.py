@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing fails, nothing is fetched, every picture is seen, on a phone and on a screen."""
+"""The pages in a browser: no errors, no requests, every image is visible, on a phone and on a large screen."""
 
 import os
 import shutil
@@ -56,8 +56,8 @@ def browser() -> Iterator[Any]:
 def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
     folder = tmp_path_factory.mktemp("pages")
     ranked = folder / "ranked.html"
-    found = check(str(trained / "data"), cache=False)
-    write_check_page(folder / "check.html", found, problems=found.problems())
+    result = check(str(trained / "data"), cache=False)
+    write_check_page(folder / "check.html", result, problems=result.problems())
     return {
         "report": report_run(trained / "a", out=folder / "report.html"),
         "attention": report_run(trained / "vit", out=folder / "vit.html"),
@@ -78,11 +78,11 @@ def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
 
 
 def noted(trained: Path, folder: Path) -> Path:  # noqa: F811
-    """What a notebook shows, one output below the other."""
+    """Outputs of a notebook, one below the other."""
     seeing, picture = load(trained / "vit", device="cpu"), trained / "data" / "red" / "0.png"
     both = evaluate([trained / "a", trained / "vit"])
-    found = open_index(folder / "index", images=[trained / "data"]).search(picture)
-    outputs = [one._repr_html_() for one in (seeing, seeing.look(picture), both, *both.evaluations.values(), found)]
+    result = open_index(folder / "index", images=[trained / "data"]).search(picture)
+    outputs = [one._repr_html_() for one in (seeing, seeing.look(picture), both, *both.evaluations.values(), result)]
     page = folder / "notebook.html"
     page.write_text("<!doctype html><meta charset='utf-8'>" + "<br>".join(outputs), "utf-8")
     return page
@@ -97,11 +97,11 @@ def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Pa
     page.on("console", lambda message: faults.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))
     page.on("requestfailed", lambda request: faults.append(f"failed: {request.url[:80]}"))
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
     page.goto(pages[name].as_uri())
     assert faults == []
-    assert [url for url in asked if not url.startswith(("data:", pages[name].as_uri()))] == []
+    assert [url for url in requested if not url.startswith(("data:", pages[name].as_uri()))] == []
     # Nothing sticks out: the page itself is never scrolled sideways.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     unseen = page.evaluate(
@@ -166,7 +166,7 @@ def many(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
 @pytest.mark.parametrize("name", ["report", "look", "comparison", "sweep"])
 def test_long_names_of_many_classes_are_not_cut_off(name: str, width: int, many: dict[str, Path], browser: Any) -> None:
-    """Neither the page nor what is read in it is wider than the screen; wide tables of numbers may scroll."""
+    """Neither the page nor its text is wider than the screen; wide tables of numbers may scroll."""
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto(many[name].as_uri())
     page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")

@@ -1,4 +1,4 @@
-"""Counting and measuring."""
+"""Counted and measured costs of networks."""
 
 import pytest
 import timm
@@ -45,7 +45,7 @@ def test_another_resolution_costs_more() -> None:
     assert patchloom.cost(network, 128).multiply_adds > 3.5 * patchloom.cost(network, 64).multiply_adds
 
 
-def test_a_foreign_network_must_be_told_the_size() -> None:
+def test_a_foreign_network_needs_the_image_size() -> None:
     with pytest.raises(UsageError) as error:
         patchloom.cost(nn.Linear(2, 2))
     assert "Linear" in str(error.value)

@@ -1,4 +1,4 @@
-"""Principal components against numpy, t-SNE against its definition and against what a picture must show."""
+"""Principal components compared with numpy; t-SNE compared with its definition and on separable groups."""
 
 import math
 import re
@@ -23,8 +23,8 @@ from tests.networks import assert_same, small
 def groups(count: int = 4, each: int = 12, spread: float = 0.1) -> tuple[torch.Tensor, np.ndarray]:
     """Points around the corners of a cube of 8 dimensions."""
     generator = torch.Generator().manual_seed(0)
-    centres = torch.eye(8)[:count].repeat_interleave(each, dim=0)
-    return centres + spread * torch.randn(len(centres), 8, generator=generator), np.repeat(np.arange(count), each)
+    centers = torch.eye(8)[:count].repeat_interleave(each, dim=0)
+    return centers + spread * torch.randn(len(centers), 8, generator=generator), np.repeat(np.arange(count), each)
 
 
 @pytest.mark.parametrize("shape", [(50, 7), (5, 20)])
@@ -49,8 +49,8 @@ def test_the_chart_of_energy_begins_at_nothing_and_has_a_line_a_space():
         pca_energy(torch.zeros(1, 3))
 
 
-def test_neighbours_have_the_perplexity_that_was_asked():
-    """The conditional shares of the definition, found by a search of their own, made symmetric."""
+def test_neighbors_have_the_requested_perplexity():
+    """Conditional shares of the definition, from an independent search, symmetrized."""
     vectors, _ = groups(spread=0.5)
     vectors = vectors.double()
     count, perplexity = len(vectors), 7.0
@@ -74,7 +74,7 @@ def test_neighbours_have_the_perplexity_that_was_asked():
 
 
 def test_groups_stay_groups():
-    """Nearly every point's nearest neighbour is of its group; where a run goes well, groups lie apart.
+    """Nearly every point's nearest neighbor is of its group; in a good run, the groups are separate.
 
     A single point may stay behind another group, in every t-SNE; which does hangs on the last bits of the numbers.
     """
@@ -86,9 +86,9 @@ def test_groups_stay_groups():
         distances = np.linalg.norm(places[:, None] - places[None], axis=-1)
         np.fill_diagonal(distances, np.inf)
         assert (labels[distances.argmin(axis=1)] == labels).mean() > 0.85
-        centres = np.stack([np.median(places[labels == k], axis=0) for k in range(4)])
-        inside = max(np.median(np.linalg.norm(places[labels == k] - centres[k], axis=1)) for k in range(4))
-        between = np.linalg.norm(centres[:, None] - centres[None], axis=-1)[~np.eye(4, dtype=bool)].min()
+        centers = np.stack([np.median(places[labels == k], axis=0) for k in range(4)])
+        inside = max(np.median(np.linalg.norm(places[labels == k] - centers[k], axis=1)) for k in range(4))
+        between = np.linalg.norm(centers[:, None] - centers[None], axis=-1)[~np.eye(4, dtype=bool)].min()
         apart.append(between / inside)
     assert max(apart) > 2
 
@@ -120,23 +120,23 @@ def test_points_are_colored_by_class_with_a_legend_of_those_present():
     assert "dog" not in chart
 
 
-def some_pictures(count: int) -> list[Image.Image]:
+def some_images(count: int) -> list[Image.Image]:
     pixels = np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
     return [Image.fromarray(picture) for picture in pixels]
 
 
 @pytest.mark.parametrize("name", ["resmlp_s12", "smlpnet_t", "deit_s_distilled"])
-def test_embeddings_are_what_the_head_classifies_from_the_pass_that_answers(name, monkeypatch):
+def test_embeddings_are_the_input_of_the_head_in_the_same_pass(name, monkeypatch):
     network = small(name).eval()
     features, passes = network.features, []
     monkeypatch.setattr(network, "features", lambda images: passes.append(len(images)) or features(images))
-    shown = network_inputs(network, None, some_pictures(3))
+    inputs = network_inputs(network, None, some_images(3))
     assert passes == [3]
     with torch.no_grad():
-        assert_same(shown.vectors, network.pool(features(shown.images)))
-        assert_same(torch.from_numpy(shown.probabilities).float(), network(shown.images).softmax(dim=1))
+        assert_same(inputs.vectors, network.pool(features(inputs.images)))
+        assert_same(torch.from_numpy(inputs.probabilities).float(), network(inputs.images).softmax(dim=1))
 
 
 def test_tokens_a_class_are_averaged():
     network = small("patchconvnet_s60", class_tokens="per_class")
-    assert network_inputs(network, None, some_pictures(2)).vectors.shape == (2, 16)
+    assert network_inputs(network, None, some_images(2)).vectors.shape == (2, 16)

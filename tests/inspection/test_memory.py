@@ -12,31 +12,31 @@ from tests.networks import images, small
 
 def test_a_small_network_by_hand() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
-    weights, shown, hidden = 10 * 20 + 20 + 20 * 5 + 5, 7 * 10, 7 * 20
+    weights, inputs, hidden = 10 * 20 + 20 + 20 * 5 + 5, 7 * 10, 7 * 20
     # The widest moment: the hidden layer before and after ReLU.
-    assert peak_mem_mib(model, torch.zeros(7, 10)) * MIB == 4 * (weights + shown + 2 * hidden)
-    assert peak_mem_mib(model.half(), torch.zeros(7, 10).half()) * MIB == 2 * (weights + shown + 2 * hidden)
+    assert peak_mem_mib(model, torch.zeros(7, 10)) * MIB == 4 * (weights + inputs + 2 * hidden)
+    assert peak_mem_mib(model.half(), torch.zeros(7, 10).half()) * MIB == 2 * (weights + inputs + 2 * hidden)
 
 
 def test_an_operation_in_place_takes_nothing_more() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(inplace=True), nn.Linear(20, 5))
-    # While the second layer works, its output is alive beside the hidden layer.
+    # While the second layer works, its output is alive together with the hidden layer.
     expected = 4 * (325 + 7 * 10 + 7 * 20 + 7 * 5)
     assert peak_mem_mib(model, torch.zeros(7, 10)) * MIB == expected
 
 
-def test_views_count_once_and_what_is_forgotten_not_at_all() -> None:
-    given = torch.zeros(100)
-    with LiveBytes([given, given[:50]]) as live:
+def test_views_count_once_and_freed_tensors_do_not_count() -> None:
+    tensor = torch.zeros(100)
+    with LiveBytes([tensor, tensor[:50]]) as live:
         assert live.bytes == 400
-        made = given + 1
+        made = tensor + 1
         view = made.view(10, 10).T
         assert live.bytes == 800
         del made
         assert live.bytes == 800
         del view
         assert live.bytes == 400
-        a, b = given.double(), torch.zeros(5, dtype=torch.uint8)
+        a, b = tensor.double(), torch.zeros(5, dtype=torch.uint8)
         assert live.bytes == 400 + 800 + 5
         del a, b
     assert (live.bytes, live.peak) == (400, 1205)
@@ -50,7 +50,7 @@ def test_equal_tensors_are_not_one() -> None:
 
 
 def test_a_convnet_grows_with_the_surface_and_talking_heads_with_its_square() -> None:
-    """Thesis figure 5.3, with small networks: what weights take is left out."""
+    """Thesis figure 5.3 with small networks, without the memory of the weights."""
 
     def growth(name: str, **options) -> float:
         taken = []
@@ -64,27 +64,27 @@ def test_a_convnet_grows_with_the_surface_and_talking_heads_with_its_square() ->
     assert growth("cait_xxs24") > 8
 
 
-def test_memory_by_size_and_what_does_not_fit(monkeypatch) -> None:
-    found = memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2)
+def test_memory_by_size_and_out_of_memory(monkeypatch) -> None:
+    result = memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2)
     network = small("resmlp_s12", image_size=64)
-    assert found[64] == peak_mem_mib(network, torch.zeros(2, 3, 64, 64))
-    assert found[32] < found[64]
+    assert result[64] == peak_mem_mib(network, torch.zeros(2, 3, 64, 64))
+    assert result[32] < result[64]
     measured = memory.peak_mem_mib
 
-    def full(model: nn.Module, shown: torch.Tensor) -> float:
-        if shown.shape[-1] > 32:
+    def full(model: nn.Module, inputs: torch.Tensor) -> float:
+        if inputs.shape[-1] > 32:
             raise torch.OutOfMemoryError
-        return measured(model, shown)
+        return measured(model, inputs)
 
     monkeypatch.setattr(memory, "peak_mem_mib", full)
-    assert memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2) == found | {64: None}
+    assert memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2) == result | {64: None}
     with pytest.raises(memory.ResourceError) as error:
         memory_by_size(lambda size: small("resmlp_s12", image_size=size), [64], batch=2)
     assert "2" in str(error.value)
     assert "64" in str(error.value)
 
 
-def test_accuracy_stands_beside_cost() -> None:
+def test_accuracy_is_listed_with_cost() -> None:
     networks = {"a": small("resmlp_s12"), "b": small("mixer_b16", image_size=64)}
     (a, b) = tradeoffs(networks, {"a": 71.0, "b": 69.5}, batch_sizes=(2,), seconds=0.01)
     assert (a.name, a.top1, b.top1, a.batch_size) == ("a", 71.0, 69.5, 2)

@@ -1,4 +1,4 @@
-"""What each family is drawn with, what one picture is told of, and pictures in the course of a training."""
+"""Pictures of each family, looks at single images, and pictures during training."""
 
 import itertools
 import re
@@ -40,13 +40,13 @@ KINDS |= {"embeddings", "energy"}
 
 
 def by_kind(pictures: list[Picture]) -> dict[str, Picture]:
-    """Each under the one word of KINDS that its title has."""
-    found = {}
+    """Return the pictures by the word of KINDS in their title."""
+    result = {}
     for picture in pictures:
         (kind,) = KINDS & set(re.findall(r"\w+", picture.title.lower()))
-        found[kind] = picture
-    assert len(found) == len(pictures)
-    return found
+        result[kind] = picture
+    assert len(result) == len(pictures)
+    return result
 
 
 def photographs(count: int = 2, size: tuple[int, int] = (50, 40)) -> list[Image.Image]:
@@ -81,14 +81,14 @@ def test_a_family_has_its_pictures_and_no_others(name):
         ("resmlp_s12", {"num_classes": 0, "pool": "class_mlp"}, "looks"),
     ],
 )
-def test_what_an_ablation_has_not_is_absent(name, options, absent):
+def test_pictures_that_an_ablation_lacks_are_absent(name, options, absent):
     drawn = pictures_of(small(name, **options), photographs())
     assert absent not in by_kind(drawn)
     assert drawn
     assert not any(isinstance(picture.image, PictureNote) for picture in drawn)
 
 
-def test_captions_speak_of_what_is_there():
+def test_captions_match_the_pictures():
     def caption(name: str, kind: str, **options) -> str:
         drawn = pictures_of(small(name), photographs(12), NAMES, **options)
         return by_kind(drawn)[kind].caption
@@ -119,7 +119,7 @@ def test_many_images_are_placed_in_the_colors_of_their_labels():
     assert "12" in str(error.value)
 
 
-def test_a_picture_that_fails_is_a_note_and_the_rest_are_drawn():
+def test_a_failed_picture_becomes_a_note_and_the_rest_are_drawn():
     network = small("resmlp_s12")
     with torch.no_grad():
         network.blocks[1].tokens.mix.weight[0, 0] = torch.inf
@@ -146,14 +146,14 @@ def test_foreign_networks_and_wrong_names_are_one_line():
         look(small("resmlp_s12"), None, [])
 
 
-def test_a_look_tells_what_the_network_says():
+def test_a_look_has_the_prediction_of_the_network():
     network = small("deit_ti")
-    shown = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), (32, 32), 0.8)
+    inputs = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), (32, 32), 0.8)
     photograph = photographs(1)[0]
-    (one,) = look(network, shown, [photograph], NAMES, top=3)
+    (one,) = look(network, inputs, [photograph], NAMES, top=3)
     assert one.seen.size == (32, 32)
     pixels = torch.from_numpy(np.asarray(one.seen).copy()).permute(2, 0, 1)[None] / 255
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (shown.mean, shown.std))
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (inputs.mean, inputs.std))
     with torch.no_grad():
         expected = network((pixels - mean) / std).softmax(dim=-1)[0]
     best = expected.argsort(descending=True)[:3].tolist()
@@ -178,7 +178,7 @@ def test_a_look_has_the_maps_of_its_family(name, options, captions):
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_a_token_a_class_gives_a_map_to_each_of_the_likeliest_three(classes):
+def test_a_token_per_class_gives_maps_of_the_three_most_likely(classes):
     network = small("patchconvnet_s60", class_tokens="per_class", num_classes=classes)
     (one,) = look(network, None, photographs(1), NAMES[:classes])
     likeliest = [f"{name}: {100 * share:.0f} %" for name, share in one.answers[:3]]
@@ -187,7 +187,7 @@ def test_a_token_a_class_gives_a_map_to_each_of_the_likeliest_three(classes):
 
 
 def test_the_map_is_bright_where_the_network_was_built_to_look():
-    """A white square on black, a CaiT that attends to bright patches: yellow is in the square alone."""
+    """A white square on black and a CaiT that attends to bright patches: only the square is yellow."""
     network = pointing("cait_xxs24")
     pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[8:16, 16:24] = 255
@@ -232,8 +232,8 @@ def test_classes_above_a_tenth_are_named_on_the_sheet():
 
 def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
     network = small("deit_ti", depth=3, heads=4)
-    shown = network_inputs(network, None, photographs(3))
-    one, two = (head_sheet(shown, count=count) for count in (1, 2))
+    inputs = network_inputs(network, None, photographs(3))
+    one, two = (head_sheet(inputs, count=count) for count in (1, 2))
     rows = round((two.height - one.height) / 3)
     assert one.height == two.height - 3 * rows
     wide = head_sheet(network_inputs(small("deit_ti", dim=64, heads=32), None, photographs(1)))
@@ -244,13 +244,13 @@ def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
 @pytest.mark.parametrize(
     ("name", "options"), [("patchconvnet_s60", {"class_tokens": "per_class"}), ("cait_xxs24", {}), ("deit_ti", {})]
 )
-def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_class(name, options):
+def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_predicted_class(name, options):
     network = small(name, **options)
-    shown = network_inputs(network, None, photographs(1))
-    token = int(shown.probabilities[0].argmax()) if options else 0
-    layers = class_attention(network, shown.images)
+    inputs = network_inputs(network, None, photographs(1))
+    token = int(inputs.probabilities[0].argmax()) if options else 0
+    layers = class_attention(network, inputs.images)
     expected = attention_tile(layers[-1].weights[0, -1, token].numpy(), HEAD_SIDE)
-    picture = head_sheet(shown)
+    picture = head_sheet(inputs)
     right, below = picture.width - MARGIN - GAP, MARGIN + LABEL + len(layers) * (HEAD_SIDE + GAP) - GAP
     tile = picture.crop((right - HEAD_SIDE, below - HEAD_SIDE, right, below))
     assert tile.tobytes() == expected.tobytes()
@@ -258,10 +258,12 @@ def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_clas
 
 def test_another_size_half_precision_and_training_mode_are_looked_at_too():
     network = small("cait_xxs24").to(torch.bfloat16).train()
-    shown = network_inputs(network, Preprocessing(network.pixel_mean, network.pixel_std, (48, 32), 1.0), photographs(2))
-    assert shown.images.shape == (2, 3, 48, 32)
-    assert shown.images.dtype == torch.bfloat16
-    assert shown.probabilities.sum(axis=1) == pytest.approx(np.ones(2), abs=1e-2)
+    inputs = network_inputs(
+        network, Preprocessing(network.pixel_mean, network.pixel_std, (48, 32), 1.0), photographs(2)
+    )
+    assert inputs.images.shape == (2, 3, 48, 32)
+    assert inputs.images.dtype == torch.bfloat16
+    assert inputs.probabilities.sum(axis=1) == pytest.approx(np.ones(2), abs=1e-2)
     assert network.training
     assert network.config.image_size == (32, 32)
 
@@ -271,8 +273,8 @@ def test_another_size_half_precision_and_training_mode_are_looked_at_too():
 
 def test_pictures_of_epochs_are_named_by_them_and_change_with_the_weights(tmp_path):
     network = small("resmlp_s12")
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
-    draw = EpochPictures(tmp_path, photographs(), NAMES, preprocessing=shown, every=2, last=5)
+    inputs = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
+    draw = EpochPictures(tmp_path, photographs(), NAMES, preprocessing=inputs, every=2, last=5)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     for epoch in range(1, 6):
         draw(network, epoch)
@@ -297,16 +299,16 @@ def test_pictures_of_epochs_are_named_by_them_and_change_with_the_weights(tmp_pa
     assert again[4]["tokens"][0] > 1.2 * norms[4]["tokens"][0]
     with Image.open(tmp_path / "pictures" / "epoch_0004.png") as picture:
         assert not np.array_equal(np.asarray(picture), earlier)
-    EpochPictures(tmp_path / "other", [], NAMES, preprocessing=shown, every=1, last=1, is_main=False)(network, 1)
+    EpochPictures(tmp_path / "other", [], NAMES, preprocessing=inputs, every=1, last=1, is_main=False)(network, 1)
     assert not (tmp_path / "other").exists()
 
 
-def test_a_note_stands_in_the_picture_of_an_epoch(tmp_path):
+def test_a_note_is_drawn_in_the_picture_of_an_epoch(tmp_path):
     network = small("resmlp_s12")
     with torch.no_grad():
         network.blocks[0].tokens.mix.weight[0, 0] = torch.inf
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
-    EpochPictures(tmp_path, [], NAMES, preprocessing=shown, every=1, last=1)(network, 1)
+    inputs = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
+    EpochPictures(tmp_path, [], NAMES, preprocessing=inputs, every=1, last=1)(network, 1)
     with Image.open(tmp_path / "pictures" / "epoch_0001.png") as picture:
         assert picture.width > 400  # the reason is longer than the filters are wide
 
@@ -321,8 +323,8 @@ def test_a_scatter_puts_points_where_their_values_are():
         y_label="v2, %",
         named=True,
     )
-    centres = [tuple(float(part.split('"')[i]) for i in (1, 3)) for part in chart.split("<circle ")[1:4]]
-    (x0, y0), (x1, y1), (x2, y2) = centres
+    centers = [tuple(float(part.split('"')[i]) for i in (1, 3)) for part in chart.split("<circle ")[1:4]]
+    (x0, y0), (x1, y1), (x2, y2) = centers
     assert (x2, y2) == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2))
     assert x0 < x1
     assert y1 < y0  # higher values stand higher

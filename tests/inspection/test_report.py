@@ -1,4 +1,4 @@
-"""The report: one file that is whole, safe and right to the pixel."""
+"""The report: a single file, well-formed and escaped, with charts exact to the pixel."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ EVIL = "<script>alert(1)</script>"
 
 
 class Page(HTMLParser):
-    """Tags that must close do, and everything they carry is kept."""
+    """A parser that checks that tags are closed and records their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ CHARTS = {**module.LOSS, "Validation top-1, %": validation("top1"), **module.RAT
 
 def write_all(path, **changes):
     recipe, reasons = auto_recipe(images=1437, classes=3, image_size_median=8)
-    given = {
+    contents = {
         "title": f"title {EVIL}",
         "summary": Summary(
             model="resmlp_s12",
@@ -105,16 +105,16 @@ def write_all(path, **changes):
         "cost": cost_rows(Cost(1234567, 3_010_000_000, 5_000_000)),
         "notes": [f"left out {EVIL}", "see https://example.org"],
     }
-    given |= changes
-    names, counts = given.pop("class_names"), given.pop("confusion")
+    contents |= changes
+    names, counts = contents.pop("class_names"), contents.pop("confusion")
     sections = [confusion_section(counts, names)]
-    if (per_class := given.pop("per_class")) is not None:
+    if (per_class := contents.pop("per_class")) is not None:
         sections.append(class_section(per_class, names, counts))
-    if mistakes := given.pop("mistakes"):
+    if mistakes := contents.pop("mistakes"):
         sections.append(mistake_section(mistakes, names))
-    if pictures := given.pop("pictures"):
+    if pictures := contents.pop("pictures"):
         sections.append(picture_section(pictures))
-    write_report(path, Report(**given, sections=sections))
+    write_report(path, Report(**contents, sections=sections))
     return path.read_text("utf-8")
 
 
@@ -157,7 +157,7 @@ def test_nothing_comes_from_elsewhere(html):
     assert "default-src 'none'" in html
 
 
-def test_what_users_wrote_is_text(html):
+def test_user_text_is_escaped(html):
     assert "<script" not in html
     assert "&amp;lt;" not in html
     assert f"<title>title {escape(EVIL)}</title>" in html
@@ -166,7 +166,7 @@ def test_what_users_wrote_is_text(html):
         assert escape(EVIL, quote=False) in parts[name], name
 
 
-def test_pictures_decode_and_tiny_ones_are_enlarged_crisply(html):
+def test_images_decode_and_tiny_ones_are_enlarged_without_blur(html):
     tiny, large, picture = images_of(html)
     assert tiny.size == (112, 112)
     assert tiny.convert("RGB").getcolors() == [(112 * 112, (7, 7, 7))]
@@ -175,7 +175,7 @@ def test_pictures_decode_and_tiny_ones_are_enlarged_crisply(html):
     assert picture.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_what_is_not_given_has_no_section(tmp_path):
+def test_missing_contents_have_no_section(tmp_path):
     write_report(tmp_path / "r.html", Report(title="t", summary=Summary(model="m", data="d")))
     page = Page((tmp_path / "r.html").read_text("utf-8"))
     assert page.ids() == ["summary", "environment"]
@@ -288,18 +288,18 @@ def test_a_bar_is_as_long_as_its_value():
     assert re.findall(r"width:([\d.]+)%", drawn) == ["25", "0", "100"]
 
 
-def test_a_long_class_name_is_whole_beside_its_bar():
+def test_a_long_class_name_is_not_cut():
     name = "a class with a name of more letters than a chart has room for"
     assert name in bars([(name, 25.0, "x")])
 
 
-def test_classes_stand_worst_first_and_fold_after_twenty():
+def test_classes_are_worst_first_and_fold_after_twenty():
     names = [f"class{i:02}" for i in range(27)]
     accuracy = [math.nan, *(float(100 - i) for i in range(1, 27))]
-    shown, folded, count = sections_module._class_bars(accuracy, names, None)
-    order = re.findall(r"<span>(class\d\d)", shown + folded)
+    first, folded, count = sections_module._class_bars(accuracy, names, None)
+    order = re.findall(r"<span>(class\d\d)", first + folded)
     assert order == [*reversed(names[1:]), names[0]]
-    assert (shown.count("class"), count) == (21, 7)  # one is the chart's own
+    assert (first.count("class"), count) == (21, 7)  # one is the chart's own
 
 
 def test_the_color_of_a_cell():
@@ -334,7 +334,7 @@ def test_many_classes_are_a_map_that_tells_its_cells_with_the_worst_block_enlarg
     assert ("class39</text>" in whole) == names_written
 
 
-def test_very_many_classes_are_a_picture(tmp_path):
+def test_very_many_classes_are_drawn_as_an_image(tmp_path):
     names = [f"class{i}" for i in range(300)]
     counts = np.diag(np.full(300, 10))
     counts[3, 17] = 5

@@ -1,4 +1,4 @@
-"""Pictures of translation networks, from weights that must show something."""
+"""Pictures of translation networks with known weights."""
 
 import re
 
@@ -15,7 +15,7 @@ def colors(picture) -> set[tuple[int, ...]]:
     return {tuple(color) for color in np.asarray(picture).reshape(-1, 3).tolist()}
 
 
-def test_a_matrix_over_positions_is_seen() -> None:
+def test_a_matrix_over_positions_is_drawn() -> None:
     network = small("translation_resmlp_6")
     with torch.no_grad():
         for layers in (network.encoder, network.decoder):
@@ -26,9 +26,9 @@ def test_a_matrix_over_positions_is_seen() -> None:
         network.encoder[0].mixing.mix.weight[1, 2] = 0.7
         network.encoder[0].mixing.mix.weight[7, 0] = 9.0  # beyond the longest sentence
         network.decoder[0].mixing.mix.weight[0, 3] = -0.5  # above the diagonal: never used
-    seen = colors(position_picture(network, (5, 5)))
-    assert tuple(POSITIVE.tolist()) in seen - plain
-    assert tuple(NEGATIVE.tolist()) not in seen
+    drawn = colors(position_picture(network, (5, 5)))
+    assert tuple(POSITIVE.tolist()) in drawn - plain
+    assert tuple(NEGATIVE.tolist()) not in drawn
     assert position_picture(network, (5, 5)).height > 2 * SIDE - 40
     assert position_picture(small("translation_transformer_base"), (5, 5)) is None
 
@@ -36,10 +36,10 @@ def test_a_matrix_over_positions_is_seen() -> None:
 def test_cross_attention_is_that_of_the_forward_pass() -> None:
     network = small("translation_resmlp_6").train()
     source, target = [4, 5, 6], [7, 8]
-    found = cross_attention(network, source, target)
+    result = cross_attention(network, source, target)
     assert network.training
-    assert found.shape == (len(network.decoder), 3, 4)
-    np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-6)
+    assert result.shape == (len(network.decoder), 3, 4)
+    np.testing.assert_allclose(result.sum(axis=-1), 1.0, rtol=1e-6)
     network.eval()
     layer = network.decoder[0]
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_cross_attention_is_that_of_the_forward_pass() -> None:
         q = mix.q(x).unflatten(-1, (mix.heads, -1)).transpose(1, 2)
         k = mix.kv(memory.states).unflatten(-1, (2, mix.heads, -1))[:, :, 0].transpose(1, 2)
         expected = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(dim=-1).mean(dim=1)[0]
-    np.testing.assert_allclose(found[0], expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(result[0], expected.numpy(), atol=1e-6)
 
 
 def test_the_chart_tells_words_and_escapes_them() -> None:

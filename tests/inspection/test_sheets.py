@@ -1,4 +1,4 @@
-"""Where things land on a sheet, and what colour numbers have."""
+"""Positions on a sheet, and the colors of numbers."""
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ def block(color: tuple[int, int, int], width: int = 20, height: int = 10) -> Ima
 
 
 def corner(picture: Image.Image, color: tuple[int, int, int]) -> tuple[int, int]:
-    """Top and left of what has this colour."""
+    """Return top and left of the area with this color."""
     top, left = np.argwhere((np.asarray(picture) == color).all(axis=-1)).min(axis=0)
     return int(top), int(left)
 
 
-def test_cells_stand_in_columns_under_the_titles():
+def test_cells_are_in_columns_under_the_titles():
     picture = sheet(
         [
             SheetRow("first", [SheetCell(block(RED))]),
@@ -91,10 +91,10 @@ def test_numbers_that_are_not_finite_are_named():
 
 
 def test_attention_is_yellow_where_the_map_is_strong():
-    seen = Image.new("RGB", (64, 64), (100, 100, 100))
+    image = Image.new("RGB", (64, 64), (100, 100, 100))
     weights = np.full((4, 4), 0.02)
     weights[1, 2] = 0.7
-    over = np.asarray(attention_overlay(seen, weights, 64)).astype(int)
+    over = np.asarray(attention_overlay(image, weights, 64)).astype(int)
     yellow = over[..., 0] - over[..., 2]  # red less blue
     assert np.unravel_index(yellow.argmax(), yellow.shape)[0] // 16 == 1
     assert np.unravel_index(yellow.argmax(), yellow.shape)[1] // 16 == 2
@@ -102,7 +102,7 @@ def test_attention_is_yellow_where_the_map_is_strong():
     assert tuple(over[60, 4]) == tuple(np.rint((100 + CIVIDIS[0]) / 2).astype(int))
 
 
-def test_a_dark_object_that_is_looked_at_is_seen():
+def test_a_dark_object_with_attention_is_visible():
     weights = np.zeros((2, 2))
     weights[0, 0] = 1.0
     over = np.asarray(attention_overlay(Image.new("RGB", (32, 32)), weights, 32)).astype(int)

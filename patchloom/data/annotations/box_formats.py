@@ -23,7 +23,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from patchloom.data.annotations.coco import CocoImages, Content, coco_listing, open_contents
-from patchloom.data.datasets import Objects, Source
+from patchloom.data.datasets import Source
+from patchloom.data.images.image_store import Objects
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.errors import DataError, shortened

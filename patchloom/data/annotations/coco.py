@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.annotations.paired_files import changed_with
-from patchloom.data.datasets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
+from patchloom.data.datasets import Fault, Listing, Source
+from patchloom.data.images.image_store import Mask, Objects, Stamp, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles, below
 from patchloom_runtime.errors import DataError

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.datasets import ImageStore
+from patchloom.data.images.image_store import ImageStore
 from patchloom_runtime.errors import DataError
 
 NO_OBJECTS = "no objects"  # worth reporting, but not a fault: such images are used as background

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.annotations.paired_files import Pair, changed_with, images_by_stem, source_of_splits, unpaired
-from patchloom.data.datasets import Mask, Source, Stamp
+from patchloom.data.datasets import Source
+from patchloom.data.images.image_store import Mask, Stamp
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import NOT_LABELED, ImageStore, Listing, Mask, Source, Stamp
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import NOT_LABELED, ImageStore, Mask, Stamp
 from patchloom.data.labels.taxonomy import check_level
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED

@@ -22,7 +22,8 @@ from patchloom.data.annotations.paired_files import (
     split_of_path,
     unpaired,
 )
-from patchloom.data.datasets import NOT_LABELED, Mask, Source, Stamp
+from patchloom.data.datasets import Source
+from patchloom.data.images.image_store import NOT_LABELED, Mask, Stamp
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles

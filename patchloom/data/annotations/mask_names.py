@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.datasets import NOT_LABELED
+from patchloom.data.images.image_store import NOT_LABELED
 from patchloom.data.labels.class_names import names_by_line
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.printable import printable

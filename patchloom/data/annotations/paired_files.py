@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.datasets import Fault, ImageStore, Listing, Source, Stamp
+from patchloom.data.datasets import Fault, Listing, Source
+from patchloom.data.images.image_store import ImageStore, Stamp
 from patchloom.data.splits import SplitNames, says_a_split
 from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.images.decode import EXTENSIONS

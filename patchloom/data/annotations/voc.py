@@ -25,7 +25,8 @@ from patchloom.data.annotations.paired_files import (
     split_of_path,
     unpaired,
 )
-from patchloom.data.datasets import Source, Stamp
+from patchloom.data.datasets import Source
+from patchloom.data.images.image_store import Stamp
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError

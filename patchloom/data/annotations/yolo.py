@@ -24,7 +24,8 @@ from patchloom.data.annotations.paired_files import (
     source_of_splits,
     split_of_path,
 )
-from patchloom.data.datasets import Mask, Objects, Source, Stamp, file_state
+from patchloom.data.datasets import Source
+from patchloom.data.images.image_store import Mask, Objects, Stamp, file_state
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles

@@ -1,6 +1,6 @@
 """Scan of all images of a dataset, in several processes, with a cache (`scan_cache`).
 
-An image is decoded again when its file has changed (`datasets.file_state`). An interrupted scan continues where it
+An image is decoded again when its file has changed (`image_store.file_state`). An interrupted scan continues where it
 stopped.
 """
 
@@ -19,7 +19,8 @@ from typing import NamedTuple
 from patchloom.data.annotations.faults import box_faults, mask_faults
 from patchloom.data.checking.duplicates import digest, thumbnail
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
-from patchloom.data.datasets import ImageStore, Progress, Stamp
+from patchloom.data.datasets import Progress
+from patchloom.data.images.image_store import ImageStore, Stamp
 from patchloom.machine import cores
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.decode import decode_with_facts

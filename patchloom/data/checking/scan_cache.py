@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TextIO
 from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.batches.workers import is_stopped
 from patchloom.data.checking.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
-from patchloom.data.datasets import Stamp
+from patchloom.data.images.image_store import Stamp
 from patchloom.disk import open_lock
 
 _LAYOUT = 4  # version of the cached rows, and of the code that computed them

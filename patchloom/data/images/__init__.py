@@ -1,1 +1,1 @@
-"""Batches of images, and frames of videos."""
+"""Stores and batches of images, and frames of videos."""

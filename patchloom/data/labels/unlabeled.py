@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from patchloom.data.datasets import ImageStore, Listing, Source, name_some
+from patchloom.data.datasets import Listing, Source, name_some
+from patchloom.data.images.image_store import ImageStore
 from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural

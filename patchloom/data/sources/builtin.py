@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from patchloom.data.datasets import ArrayImages, ImageStore, Listing, Mask, Source
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ArrayImages, ImageStore, Mask
 from patchloom_runtime.errors import UsageError, nearest
 
 FAMILIES: dict[str, tuple[str, ...]] = {

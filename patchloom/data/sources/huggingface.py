@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, file_state
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ImageStore, Stamp, common_folder, file_state
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import below

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Listing, Mask, Source, Stamp, common_folder, stamps_inside
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ImageStore, Mask, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
 from patchloom_runtime.errors import DataError, UsageError

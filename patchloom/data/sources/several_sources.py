@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Listing, Source, Stamp
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ImageStore, Stamp
 from patchloom.data.sources.labels_file import split_of
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED

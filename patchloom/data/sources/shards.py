@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, stamps_inside
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ImageStore, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split, name_files
 from patchloom.data.trees.archive import TAR_FAULTS, open_tar, refuse_early_end

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.datasets import ArrayImages, Listing, Source
+from patchloom.data.datasets import Listing, Source
+from patchloom.data.images.image_store import ArrayImages
 from patchloom.data.sources.class_folders import list_classes
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError, UsageError, nearest

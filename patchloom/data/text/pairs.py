@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.datasets import file_state
+from patchloom.data.images.image_store import file_state
 from patchloom.data.text.numbers import find_numbers
 from patchloom.data.text.sentences import SentenceSplit, find_sentences, is_train, not_utf8
 from patchloom_runtime.errors import DataError, UsageError, nearest

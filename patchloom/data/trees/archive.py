@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Stamp, stamps_inside
+from patchloom.data.images.image_store import ImageStore, Stamp, stamps_inside
 from patchloom.data.trees.tree import Tree
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.folders import TreeEntry

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.datasets import file_state
+from patchloom.data.images.image_store import file_state
 from patchloom.disk import open_lock
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.printable import printable

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchloom.data.datasets import ImageStore, Stamp, file_state
+from patchloom.data.images.image_store import ImageStore, Stamp, file_state
 from patchloom_runtime.folders import TreeEntry, VisitedFolders, folder_entries, walk_files
 from patchloom_runtime.images.decode import decode, read_file
 from patchloom_runtime.printable import printable

@@ -89,7 +89,7 @@ const patchloom = (() => {
 
   function row(answer, number) {
     const share = answer.probabilities[number]
-    return choice({ value: number, name: classes[number], told: percent(share), share, checked: number === chosen, choose: () => choose(number) })
+    return choice({ value: number, name: classes[number], text: percent(share), share, checked: number === chosen, choose: () => choose(number) })
   }
 
   function showMap() {
@@ -120,11 +120,11 @@ const patchloom = (() => {
     by("answer").hidden = false
     by("status").hidden = true
     showMap()
-    markKept(picture)
+    markCurrent(picture)
   }
 
   function keep(picture) {
-    keepBelow(picture, canvas => draw(canvas, picture.answer, null), classes[ordered(picture.answer)[0]], show)
+    addThumbnail(picture, canvas => draw(canvas, picture.answer, null), classes[ordered(picture.answer)[0]], show)
   }
 
   // One after the other: no more than one is held decoded.
@@ -221,7 +221,7 @@ const patchloom = (() => {
 
   // The whole ---------------------------------------------------------------------------------------------------
 
-  whenGiven(take)
+  onImages(take)
   by("all").append(...classes.map((name, number) => made("option", { value: number, textContent: name })))
   by("all").addEventListener("change", () => choose(Number(by("all").value)))
   by("other").hidden = classes.length <= SHOWN || !program.map

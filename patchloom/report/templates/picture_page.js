@@ -1,9 +1,9 @@
-// What pages share that take pictures and show answers: elements, ways in for pictures, rows of classes, maps.
+// Shared by the pages that take images and show predictions: elements, image inputs, rows of classes, maps.
 
 const by = id => document.getElementById(id)
 const percent = share => (100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1) + " %"
-const SIDE = 360, STRONGEST = 0.75 // pixels of a drawing at least; opacity of the largest strength
-const SMALLEST_SMOOTH = 2 // pixels of a patch: the maps of larger ones are interpolated
+const SIDE = 360, STRONGEST = 0.75 // least pixels of a drawing; opacity of the largest strength
+const SMALLEST_SMOOTH = 2 // pixels of a patch; maps of larger patches are interpolated
 const FOR = [178, 24, 43], AGAINST = [33, 102, 172]
 
 function made(tag, attributes = {}, ...inside) {
@@ -17,7 +17,7 @@ function canvasOf(width, height) {
   return [canvas, canvas.getContext("2d", { willReadFrequently: true })]
 }
 
-// The pixels of a file, upright, without colour management, over white, as patchloom reads them.
+// Return the pixels of a file as patchloom reads them: upright, without color management, over white.
 async function pixelsOf(blob) {
   const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none" })
   const [, context] = canvasOf(bitmap.width, bitmap.height)
@@ -39,7 +39,7 @@ function between(map, [rows, columns], y, x) {
     mixed(map[low * columns + left], map[low * columns + right], across), down)
 }
 
-// Pixels (RGB, `height` rows of `width`), large, with strengths from −1 to 1 over them, or without (null).
+// Draw pixels (RGB, `height` rows of `width`), enlarged, with a map of strengths −1…1 over them, or without (null).
 function drawSeen(canvas, { rgb, width, height }, map, grid) {
   const scale = Math.max(1, Math.ceil(SIDE / Math.max(height, width)))
   canvas.width = width * scale
@@ -62,21 +62,21 @@ function drawSeen(canvas, { rgb, width, height }, map, grid) {
   context.putImageData(image, 0, 0)
 }
 
-// What is shown -------------------------------------------------------------------------------------------------
+// Results -------------------------------------------------------------------------------------------------------
 
-// A row: name, number, and how much of the whole it is where that is known; one that can be chosen says what then.
-function choice({ value, name, told, share, checked, choose, swatch }) {
+// Return a row with name, number and, if known, a bar of its share; `choose` makes it selectable.
+function choice({ value, name, text, share, checked, choose, swatch }) {
   const label = made(choose ? "label" : "div", { className: "row" }, made("span", { className: "name", textContent: name }),
-    made("span", { className: "share", textContent: told }))
+    made("span", { className: "share", textContent: text }))
   if (choose) {
     const input = made("input", { type: "radio", name: "class", value, checked })
     input.addEventListener("change", choose)
     label.prepend(input)
   }
   if (swatch) {
-    const colour = made("i", { className: "swatch" })
-    colour.style.background = swatch
-    label.querySelector(".name").prepend(colour)
+    const color = made("i", { className: "swatch" })
+    color.style.background = swatch
+    label.querySelector(".name").prepend(color)
   }
   if (share === undefined) return label
   const bar = made("i")
@@ -95,25 +95,25 @@ function report(text, busy = false) {
   by("status").hidden = !text
 }
 
-// Pictures below, to come back to; `draw` makes a small one.
-const kept = []
-function keepBelow(picture, draw, words, show) {
+// Earlier images as thumbnails below; `draw` draws one.
+const thumbnails = []
+function addThumbnail(image, draw, words, show) {
   const [canvas] = canvasOf(1, 1)
   draw(canvas)
-  picture.button = made("button", { type: "button", title: picture.name }, canvas, made("span", { textContent: words }),
-    made("span", { className: "muted", textContent: picture.name }))
-  picture.button.addEventListener("click", () => show(picture))
-  kept.push(picture)
-  by("strip").append(made("li", {}, picture.button))
-  by("many").hidden = kept.length < 2
+  image.button = made("button", { type: "button", title: image.name }, canvas, made("span", { textContent: words }),
+    made("span", { className: "muted", textContent: image.name }))
+  image.button.addEventListener("click", () => show(image))
+  thumbnails.push(image)
+  by("strip").append(made("li", {}, image.button))
+  by("many").hidden = thumbnails.length < 2
 }
 
-function markKept(picture) {
-  for (const other of kept) other.button.setAttribute("aria-current", other === picture)
+function markCurrent(image) {
+  for (const other of thumbnails) other.button.setAttribute("aria-current", other === image)
 }
 
-// Pictures that are chosen, photographed, dropped or pasted.
-function whenGiven(take) {
+// Call `take` with images that are chosen, photographed, dropped or pasted.
+function onImages(take) {
   for (const input of [by("files"), by("camera")])
     input.addEventListener("change", () => take([...input.files]).then(() => { input.value = "" }))
   addEventListener("dragover", event => { event.preventDefault(); document.body.classList.add("dropping") })

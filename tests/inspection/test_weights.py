@@ -1,4 +1,4 @@
-"""Pictures of token mixing: where each weight lands, and how sparse a matrix is."""
+"""Pictures of weights: the position of each weight, and the sparsity of matrices."""
 
 import numpy as np
 import pytest
@@ -104,20 +104,20 @@ def test_sparsity_is_the_share_counted_one_by_one():
     torch.manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter)
-    found = sparsity(network)
-    assert [(point.layer, point.matrix) for point in found] == [(n, m) for n in (1, 2) for m in "ABC"]
-    for point in found:
+    result = sparsity(network)
+    assert [(point.layer, point.matrix) for point in result] == [(n, m) for n in (1, 2) for m in "ABC"]
+    for point in result:
         block = network.blocks[point.layer - 1]
         weights = {"A": block.tokens.mix.weight, "B": block.channels.mix.fc1.weight, "C": block.channels.mix.fc2.weight}
         values = [abs(value) for value in weights[point.matrix].flatten().tolist()]
         small = sum(1 for value in values if value < 0.05 * max(values))
         assert 0 < small < len(values)
         assert point.share == small / len(values)
-    assert sparsity_chart(network).count("<circle") == len(found)
+    assert sparsity_chart(network).count("<circle") == len(result)
 
 
 @pytest.mark.parametrize("options", [{"communication": "none"}, {"communication": "mlp"}])
-def test_networks_without_a_matrix_are_told_which_have_one(options):
+def test_the_error_without_a_matrix_names_networks_that_have_one(options):
     with pytest.raises(UsageError) as error:
         interaction_picture(resmlp(4, **options))
     assert "ResMLP" in str(error.value)
@@ -130,7 +130,7 @@ def test_row_and_column_matrices_are_no_patch_interactions():
         sparsity(network)
 
 
-def test_units_stand_beside_their_inverse_and_smooth_ones_come_first():
+def test_units_are_next_to_their_inverse_and_smooth_ones_come_first():
     y, x = np.mgrid[:8, :8] / 8
     smooth, middle, rough = (np.cos(2 * np.pi * k * x) for k in (1, 2, 4))
     images = np.stack([rough, -middle, smooth, 3 * middle, -2 * smooth, -rough])
@@ -142,7 +142,7 @@ def test_units_stand_beside_their_inverse_and_smooth_ones_come_first():
 def test_mixer_units_fill_whole_lines_of_three_layers():
     network = create_model("mixer_s16", depth=4, dim=16, token_dim=20, channel_dim=16, image_size=64)
     picture = token_unit_picture(network)
-    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + 3 * 2 * GAP + MARGIN)  # pairs stand apart
+    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + 3 * 2 * GAP + MARGIN)  # with gaps between pairs
     assert picture.height == MARGIN + 2 * (TILE + GAP) - GAP + LABEL + MARGIN
     with pytest.raises(UsageError) as error:
         token_unit_picture(resmlp(4))
@@ -151,7 +151,7 @@ def test_mixer_units_fill_whole_lines_of_three_layers():
 
 
 def test_a_convolution_shows_shifted_copies():
-    """A matrix that takes from the left neighbour: each central patch's image has one pixel, left of the patch."""
+    """A matrix that takes from the left neighbor: each central patch's image has one pixel, left of the patch."""
     network = resmlp(8, depth=1)
     weight = torch.zeros(8, 8, 8, 8)
     for i in range(8):
@@ -169,7 +169,7 @@ def test_a_convolution_shows_shifted_copies():
             assert red.tolist() == [[i + 1, j]]  # the central 6×6 begin at patch (1, 1)
 
 
-def test_row_and_column_matrices_stand_whole_in_their_stage():
+def test_row_and_column_matrices_are_drawn_whole_in_their_stage():
     network = create_model("smlpnet_t", image_size=64, dim=8, depths=(1, 2, 1, 1), num_classes=3)
     with torch.no_grad():
         for stage in network.stages:
@@ -183,9 +183,9 @@ def test_row_and_column_matrices_stand_whole_in_their_stage():
     picture = np.asarray(row_column_picture(network))
     factor = MATRIX // 8
     for value, (row, column) in ((POSITIVE, (2, 7)), (NEGATIVE, (6, 1))):
-        found = np.argwhere((picture == value).all(axis=-1))
-        assert len(found) == factor**2
-        top, left = found.min(axis=0)
+        result = np.argwhere((picture == value).all(axis=-1))
+        assert len(result) == factor**2
+        top, left = result.min(axis=0)
         corner = (top - row * factor, left - column * factor)
         assert np.all(picture[corner[0], corner[1]] == 255)
         assert not np.all(picture[corner[0] - 1, corner[1]] == 255)  # the sheet begins above the matrix …
@@ -198,7 +198,7 @@ def test_row_and_column_matrices_stand_whole_in_their_stage():
     assert "smlpnet_t" in str(error.value)
 
 
-def test_weights_that_are_not_finite_have_no_picture():
+def test_weights_that_are_not_finite_are_not_drawn():
     network = resmlp(4, depth=1)
     with torch.no_grad():
         network.blocks[0].tokens.mix.weight[0, 0] = torch.nan

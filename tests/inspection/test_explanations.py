@@ -1,4 +1,4 @@
-"""Maps of what each patch says for a class, of every family."""
+"""Explanation maps of every family."""
 
 from typing import Any
 
@@ -56,8 +56,8 @@ def test_maps_are_those_that_look_draws() -> None:
     network = small("resmlp_s12")
     x, classes = images(network), torch.tensor([3, 1])
     logits = class_evidence(network, x)
-    beside = logits - logits.mean(dim=1, keepdim=True)
-    assert torch.equal(class_map(network, x, classes), torch.stack([beside[0, 3], beside[1, 1]]))
+    relative = logits - logits.mean(dim=1, keepdim=True)
+    assert torch.equal(class_map(network, x, classes), torch.stack([relative[0, 3], relative[1, 1]]))
     network = small("patchconvnet_s60", class_tokens="per_class")
     x = images(network)
     read = class_attention(network, x)[-1].weights.mean(dim=1)
@@ -66,8 +66,8 @@ def test_maps_are_those_that_look_draws() -> None:
     assert torch.equal(class_map(network, images(network), classes), vector_share(network, images(network)))
 
 
-def test_a_contribution_is_what_the_logit_loses_without_the_patch() -> None:
-    """Of a small share of each patch's value, to first order: a reference by differences."""
+def test_a_contribution_is_the_change_of_the_logit_without_the_patch() -> None:
+    """Compare with finite differences in each patch's value, to first order."""
     network: Any = small("deit_s").double()
     x = images(network, 1).double()
     layer, share = network.blocks[-1].tokens.mix.qkv, 1e-4
@@ -85,5 +85,5 @@ def test_a_contribution_is_what_the_logit_loses_without_the_patch() -> None:
         return float(logits[2] - logits.mean())
 
     losses = torch.tensor([(logit(None) - logit(patch)) / share for patch in range(16)])
-    found = class_map(network, x, torch.tensor([2])).flatten()
-    torch.testing.assert_close(found, losses, rtol=1e-2, atol=1e-4)
+    result = class_map(network, x, torch.tensor([2])).flatten()
+    torch.testing.assert_close(result, losses, rtol=1e-2, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Classes named by the files of an index (thesis, equation 2.6), and searches conditioned on one (equation 2.5)."""
+"""Classes predicted by the files of an index (thesis, equation 2.6), and conditioned searches (equation 2.5)."""
 
 import json
 import math
@@ -22,10 +22,10 @@ SIGMA, K = 0.05, 5
 
 
 def without_classifier(folder: Path, labels: tuple[str, ...] = ("cold", "warm"), **options: object) -> Path:
-    """A run as Grafit leaves it at a coarse level: a network without a classifier, here never trained."""
+    """Make a run like Grafit's at a coarse level: an untrained network without a classifier."""
     network = small("resmlp_s12", num_classes=0, image_size=16, **options)
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, None, labels, "coarse", task="embedding")
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, preprocessing, None, labels, "coarse", task="embedding")
     save_weights(folder, dict(network.state_dict()), {})
     return folder
 
@@ -57,7 +57,7 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def posterior(model, query: Path, files: list[Path], label, k: int = K) -> dict[str, float]:
-    """Equation 2.6, word by word: every file is compared, the k nearest vote."""
+    """Slow reference of equation 2.6: compare with every file, and let the k nearest vote."""
     own = model.embed(query)
     near = sorted(((cosine(own, model.embed(file)), label(file)) for file in files if file != query), reverse=True)[:k]
     votes: dict[str, float] = {}
@@ -77,8 +77,8 @@ def coarse(file: Path) -> str:
 @pytest.mark.parametrize(("level", "label"), [(None, coarse), ("coarse", coarse), ("fine", fine)])
 def test_classes_are_those_of_the_nearest_files_at_any_level(model, photos, collection, level, label) -> None:
     files, queries = sorted((photos / "train").rglob("*.png")), sorted((photos / "val").rglob("*.png"))[::3]
-    found = model.predict(queries, top=4, index=collection, level=level, neighbours=K)
-    for query, answers in zip(queries, found, strict=True):
+    result = model.predict(queries, top=4, index=collection, level=level, neighbours=K)
+    for query, answers in zip(queries, result, strict=True):
         expected = posterior(model, query, files, label)
         assert [share for _, share in answers] == sorted((share for _, share in answers), reverse=True)
         assert dict(answers) == pytest.approx(expected, rel=1e-4)
@@ -109,76 +109,76 @@ def test_classes_it_was_never_trained_on_and_files_without_a_label(run, model, p
         assert dict(answers) == pytest.approx(expected, rel=1e-4)
 
 
-def test_fewer_files_than_neighbours_all_vote(model, photos, collection) -> None:
+def test_fewer_files_than_neighbors_all_vote(model, photos, collection) -> None:
     query = next((photos / "val").rglob("*.png"))
     (answer,) = model.predict_files([query], top=9, index=collection, neighbours=1000)
     assert (answer.level, {name for name, _ in answer.answers}) == ("coarse", {"cold", "warm"})
     assert re.search(r"\b12\b.*\b24\b.*\.png", answer.reason)
 
 
-@pytest.mark.parametrize("given", ["", "warm"])
-def test_a_conditioned_search_adds_the_log_odds_of_the_coarse_class(model, photos, collection, given) -> None:
+@pytest.mark.parametrize("class_name", ["", "warm"])
+def test_a_conditioned_search_adds_the_log_odds_of_the_coarse_class(model, photos, collection, class_name) -> None:
     files, query = sorted((photos / "train").rglob("*.png")), sorted((photos / "val").rglob("*.png"))[3]
-    asked = f"coarse={given}" if given else "coarse"
-    found = open_index(collection, device="cpu").search(
-        query, top=24, condition=asked, neighbours=None if given else K, level="fine"
+    line = f"coarse={class_name}" if class_name else "coarse"
+    result = open_index(collection, device="cpu").search(
+        query, top=24, condition=line, neighbours=None if class_name else K, level="fine"
     )
-    shares = {given: 1.0} if given else posterior(model, query, files, coarse)
+    shares = {class_name: 1.0} if class_name else posterior(model, query, files, coarse)
     own, expected = model.embed(query), {}
     for file in files:
         p = min(max(shares.get(coarse(file), 0.0), 1e-6), 1 - 1e-6)
         expected[str(file)] = cosine(own, model.embed(file)) + math.log(p / (1 - p))  # equation 2.5
-    assert {hit.path: hit.conditioned for hit in found.hits} == pytest.approx(expected, abs=1e-3)
-    ranked = [hit.conditioned for hit in found.hits]
+    assert {hit.path: hit.conditioned for hit in result.hits} == pytest.approx(expected, abs=1e-3)
+    ranked = [hit.conditioned for hit in result.hits]
     assert ranked == sorted(ranked, reverse=True)
-    assert all(hit.label == fine(Path(hit.path)) for hit in found.hits)
-    assert found.condition.level == "coarse"
-    assert dict(found.condition.answers) == pytest.approx(shares, rel=1e-4)
-    if given:
-        assert [hit.label in ("red", "pink") for hit in found.hits] == [True] * 12 + [False] * 12
+    assert all(hit.label == fine(Path(hit.path)) for hit in result.hits)
+    assert result.condition.level == "coarse"
+    assert dict(result.condition.answers) == pytest.approx(shares, rel=1e-4)
+    if class_name:
+        assert [hit.label in ("red", "pink") for hit in result.hits] == [True] * 12 + [False] * 12
 
 
 def test_of_a_file_without_a_label_nothing_is_known(run, photos, tmp_path) -> None:
     draw(tmp_path / "loose", (10, 200, 30), 2, 72)
     built = index(str(run), [photos / "train", tmp_path / "loose"], out=tmp_path / "index", device="cpu").index
-    found = built.search(photos / "val" / "cold" / "sky" / "0.png", top=26, condition="coarse=cold", skip_self=True)
-    assert [hit.label for hit in found.hits] == ["cold"] * 12 + [""] * 2 + ["warm"] * 12
-    assert all(hit.conditioned == hit.score for hit in found.hits if not hit.label)
+    result = built.search(photos / "val" / "cold" / "sky" / "0.png", top=26, condition="coarse=cold", skip_self=True)
+    assert [hit.label for hit in result.hits] == ["cold"] * 12 + [""] * 2 + ["warm"] * 12
+    assert all(hit.conditioned == hit.score for hit in result.hits if not hit.label)
 
 
 def test_an_index_keeps_all_levels_and_shows_that_of_the_run(run, photos, tmp_path) -> None:
     built = index(str(run), [photos / "train"], out=tmp_path / "index", device="cpu").index
     assert (built.about.level, built.labels) == ("coarse", {"cold": 12, "warm": 12})
     assert built.about.labels == dict.fromkeys(sorted(COLORS), 6)
-    (found,) = built.search([photos / "val" / "warm" / "red" / "0.png"], top=1)
-    assert (found.label, found.level) == ("warm", "coarse")
+    (result,) = built.search([photos / "val" / "warm" / "red" / "0.png"], top=1)
+    assert (result.label, result.level) == ("warm", "coarse")
     again = index(str(run), [photos / "train"], out=tmp_path / "index", device="cpu", level="fine")
     assert (again.embedded, again.index.about.level) == (0, "")
-    (found,) = open_index(tmp_path / "index", device="cpu").search([photos / "val" / "warm" / "red" / "0.png"], top=1)
-    assert (found.label, found.level) == ("red", "fine")
+    (result,) = open_index(tmp_path / "index", device="cpu").search([photos / "val" / "warm" / "red" / "0.png"], top=1)
+    assert (result.label, result.level) == ("red", "fine")
 
 
 def test_the_commands_say_level_score_and_reason(run, photos, collection, monkeypatch, capsys) -> None:
     query = photos / "val" / "cold" / "navy" / "0.png"
-    asked = ("predict", run, query, "--index", collection, "--level", "fine", "--neighbors", "3", "--device", "cpu")
-    done = command(asked, monkeypatch, capsys)
+    line = ("predict", run, query, "--index", collection, "--level", "fine", "--neighbors", "3", "--device", "cpu")
+    done = command(line, monkeypatch, capsys)
     assert done.code == 0
     assert re.search(r"\(fine: .*\b3\b.*\.png", done.output)
-    (told,) = json.loads(command((*asked, "--json"), monkeypatch, capsys).output)
-    assert (told["level"], len(told["answers"][0])) == ("fine", 2)
-    assert re.search(r"\b3\b.*\.png", told["reason"])
+    (parsed,) = json.loads(command((*line, "--json"), monkeypatch, capsys).output)
+    assert (parsed["level"], len(parsed["answers"][0])) == ("fine", 2)
+    assert re.search(r"\b3\b.*\.png", parsed["reason"])
 
-    asked = ("search", collection, query, "--condition", "coarse=cold", "--top", "2", "--device", "cpu")
-    done = command((*asked, "--page", photos / "page.html"), monkeypatch, capsys)
+    line = ("search", collection, query, "--condition", "coarse=cold", "--top", "2", "--device", "cpu")
+    done = command((*line, "--page", photos / "page.html"), monkeypatch, capsys)
     assert "coarse: cold 100.0%" in done.output
     assert "coarse: cold 100.0%" in (photos / "page.html").read_text()
-    (told,) = json.loads(command((*asked, "--json"), monkeypatch, capsys).output)
-    assert told["condition"].keys() == {"level", "answers", "reason"}
-    assert (told["condition"]["level"], told["condition"]["answers"]) == ("coarse", [["cold", 1.0]])
-    assert told["hits"][0]["conditioned"] > 13
+    (parsed,) = json.loads(command((*line, "--json"), monkeypatch, capsys).output)
+    assert parsed["condition"].keys() == {"level", "answers", "reason"}
+    assert (parsed["condition"]["level"], parsed["condition"]["answers"]) == ("coarse", [["cold", 1.0]])
+    assert parsed["hits"][0]["conditioned"] > 13
 
 
-def test_what_cannot_be_answered_is_said_before_any_picture_is_read(run, model, photos, collection, tmp_path) -> None:
+def test_invalid_options_are_refused_before_any_image_is_read(run, model, photos, collection, tmp_path) -> None:
     with pytest.raises(UsageError, match="--index"):
         model.predict("none.png")
     with pytest.raises(UsageError) as error:
@@ -224,7 +224,7 @@ def test_two_folders_that_disagree_on_a_class_are_refused(run, photos, tmp_path)
     assert "warm" in str(error.value)
 
 
-def test_an_index_of_the_trunk_is_asked_by_the_trunk(photos, tmp_path) -> None:
+def test_an_index_of_the_trunk_is_searched_with_the_trunk(photos, tmp_path) -> None:
     run = without_classifier(tmp_path / "run", projector="fc")
     index(str(run), [photos / "train"], out=tmp_path / "trunk", device="cpu", trunk=True)
     query = photos / "val" / "cold" / "navy" / "0.png"

@@ -1,4 +1,4 @@
-"""Every way in and every mode: predict, embed, look and search answer as the command does on the file, to the bit."""
+"""Every kind of image input and every mode: predict, embed, look and search give exactly the results of the command."""
 
 import inspect
 import io
@@ -29,9 +29,9 @@ def classifier() -> Classifier:
     model = patchloom.create_model("resmlp_s12", **options).eval()
     with torch.no_grad():
         for value in model.parameters():
-            value.add_(torch.randn_like(value) * 0.3)  # as if trained, so that pictures get different answers
-    shown = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), (16, 16), 0.9)
-    return Classifier(model, RunFiles("resmlp_s12", {"num_classes": 3}, shown, None, LABELS))
+            value.add_(torch.randn_like(value) * 0.3)  # as if trained, so that images get different predictions
+    preprocessing = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), (16, 16), 0.9)
+    return Classifier(model, RunFiles("resmlp_s12", {"num_classes": 3}, preprocessing, None, LABELS))
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +60,26 @@ def test_all_ways_answer_as_the_command_does(
     done = command(("predict", run, path, "--json", "--device", "cpu"), monkeypatch, capsys)
     first = json.loads(done.output)[0]  # of an animation, its first frame
     classifier = patchloom.load(run, device="cpu")
-    said = classifier.predict(path)
+    expected = classifier.predict(path)
     # The command shows all frames of an animation at once, and some processors round products of other sizes otherwise.
-    assert [name for name, _ in said] == [name for name, _ in first["answers"]]
-    assert [share for _, share in said] == pytest.approx([share for _, share in first["answers"]], rel=1e-4)
-    vector, found = classifier.embed(str(path)), index.search(path)
-    for name, given in ways_of(mode, path):
-        assert classifier.predict(given) == said, name
-        assert classifier.predict(iter([given])) == [said], name
-        assert classifier.look(given).answers == said, name
-        assert torch.equal(classifier.embed(given), vector), name
-        assert torch.equal(classifier.embed([given])[0], vector), name
-        hits = index.search(given).hits
-        assert [hit[:3] for hit in hits] == [hit[:3] for hit in found.hits], name
+    assert [name for name, _ in expected] == [name for name, _ in first["answers"]]
+    assert [share for _, share in expected] == pytest.approx([share for _, share in first["answers"]], rel=1e-4)
+    vector, result = classifier.embed(str(path)), index.search(path)
+    for name, image in ways_of(mode, path):
+        assert classifier.predict(image) == expected, name
+        assert classifier.predict(iter([image])) == [expected], name
+        assert classifier.look(image).answers == expected, name
+        assert torch.equal(classifier.embed(image), vector), name
+        assert torch.equal(classifier.embed([image])[0], vector), name
+        hits = index.search(image).hits
+        assert [hit[:3] for hit in hits] == [hit[:3] for hit in result.hits], name
 
 
-def test_different_pictures_have_different_answers(files: dict[str, Path], classifier: Classifier) -> None:
-    told = {mode: tuple(share for _, share in classifier.predict(path)) for mode, path in files.items()}
-    turned = [told[f"exif-jpeg-{turn}"] for turn in range(1, 9)]
+def test_different_images_have_different_predictions(files: dict[str, Path], classifier: Classifier) -> None:
+    scores = {mode: tuple(share for _, share in classifier.predict(path)) for mode, path in files.items()}
+    turned = [scores[f"exif-jpeg-{turn}"] for turn in range(1, 9)]
     assert len(set(turned)) == 8
-    assert told["RGBA"] != told["RGB"]
+    assert scores["RGBA"] != scores["RGB"]
 
 
 def test_one_and_many(files: dict[str, Path], classifier: Classifier) -> None:
@@ -113,14 +113,14 @@ def test_vectors_are_those_of_the_image_set(files: dict[str, Path], classifier: 
         classifier.embed([])
 
 
-def test_no_more_than_a_batch_is_asked_for(classifier: Classifier) -> None:
-    asked, most = 0, 0
+def test_no_more_than_a_batch_is_read_ahead(classifier: Classifier) -> None:
+    requested, most = 0, 0
 
     def stream():
-        nonlocal asked, most
+        nonlocal requested, most
         for _ in range(70):
-            asked += 1
-            most = max(most, asked - answered)
+            requested += 1
+            most = max(most, requested - answered)
             yield PICTURE
 
     answered = 0
@@ -139,7 +139,7 @@ def test_no_more_than_a_batch_is_asked_for(classifier: Classifier) -> None:
     assert most == 32
 
 
-def test_what_cannot_be_read_is_named_and_the_command_goes_on(tmp_path: Path, classifier: Classifier) -> None:
+def test_unreadable_files_are_named_and_the_command_continues(tmp_path: Path, classifier: Classifier) -> None:
     bad, good = tmp_path / "bad.png", tmp_path / "good.png"
     bad.write_bytes(b"")
     PICTURE.save(good)
