@@ -11,16 +11,16 @@ cores. The steps:
 
 1. The raw loop: `predict` on the same JPEG bytes in one process, with as many threads as every server's model.
 2. One client, then 16 clients (closed loop: the capacity).
-3. 0.5, 1, 2 and 4 times the capacity, whatever the responses are (open loop). A good response is a 200 before the client
-   gives up after 10 s; those within one second are listed too.
+3. 0.5, 1, 2 and 4 times the capacity, whatever the responses are (open loop). A good response is a 200 before the
+   client gives up after 10 s; those within one second are listed too.
 4. 50 sockets that send a header byte by byte.
 5. SIGTERM under load.
 
 The last table compares the results with the goals.
 
 `artefact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured if they
-are installed. `--noise N` runs N busy processes on the servers' cores, two of every four seconds, as other people's work
-would: a model on one core is then N + 1 times slower in turns.
+are installed. `--noise N` runs N busy processes on the servers' cores, two of every four seconds, like work of other
+people: a model on one core is then N + 1 times slower in turns.
 """
 
 import argparse
@@ -196,7 +196,7 @@ class Server:
     def __init__(self, name: str, folder: Path, image: bytes, cores: Sequence[int]) -> None:
         port = free_port()
         ours = [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(port), "-q"]
-        ours += ["--workers", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
+        ours += ["--processes", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
         lines = {
             "patchloom": ours,
             "artefact": ours,

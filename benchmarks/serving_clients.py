@@ -64,7 +64,7 @@ class Load:
     seconds: float
 
     def per_second(self, within: float = TIMEOUT) -> float:
-        """Return good responses (200 `within` seconds) per second, counting those that arrived while requests were sent."""
+        """Return the rate of good responses, a 200 `within` seconds, that arrived while requests were sent."""
         ends = self.began + self.seconds
         good = (one for one in self.answers if one.status == "200" and one.seconds <= within)
         return sum(one.began + one.seconds <= ends for one in good) / self.seconds

@@ -4,8 +4,8 @@
     python benchmarks/serving_fuzz.py --served runs/photos --requests 2000 --seed 1
 
 In two of three valid requests the random string for an image is replaced by a real image, half of them damaged, so that
-they reach the model. Each response must match the schema and must not be a 5xx, requests that the schema forbids must be
-refused, and no process may die. Memory is printed before and after. The exit code is 1 if there is a problem. Needs
+they reach the model. Each response must match the schema and must not be a 5xx, requests that the schema forbids must
+be refused, and no process may die. Memory is printed before and after. The exit code is 1 if there is a problem. Needs
 `pip install schemathesis 'patchloom[serve]'`.
 """
 
