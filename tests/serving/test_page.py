@@ -24,8 +24,8 @@ from starlette.exceptions import HTTPException
 
 from patchloom.cli.app import _open as open_page
 from patchloom.inference.index_build import index
-from patchloom.report.image_folder.explanations import class_map, strengths
-from patchloom.report.image_folder.look import network_inputs
+from patchloom.report.pictures.explanations import class_map, strengths
+from patchloom.report.pictures.look import network_inputs
 from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
 from patchloom.serving.served_model import load_served

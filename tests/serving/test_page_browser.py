@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.report.image_files.overlays import palette
+from patchloom.report.pictures.overlays import palette
 from patchloom_runtime.images.object_masks import ObjectMask
 from tests.inspection.test_browser import browser  # noqa: F401
 from tests.serving.conftest import IMAGE_FILES
