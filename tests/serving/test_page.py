@@ -265,7 +265,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     reply = command(("app", run, "--no-browser", "--port", "7", "--host", "0.0.0.0", "--json"), monkeypatch, capsys)
     assert (reply.code, len(opened), served[-1]["port"]) == (0, 1, 7)
     assert re.fullmatch(r"note: .*0\.0\.0\.0.*\n", reply.errors)
-    reply = command(("app", "no/run"), monkeypatch, capsys)
+    reply = command(("app", "no/run", "--port", "7"), monkeypatch, capsys)
     assert (reply.code, reply.errors.count("\n"), "no/run" in reply.errors) == (2, 1, True)
 
 
