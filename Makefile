@@ -19,7 +19,7 @@ test: $(READY)
 	$(BIN)/pytest -n 2
 
 # Every folder of tests, about two minutes on two idle cores.
-FAST_TESTS := tests/architecture tests/cli/test_given_data.py tests/cli/test_help.py tests/cli/test_printed.py \
+FAST_TESTS := tests/architecture tests/cli/test_data_arguments.py tests/cli/test_help.py tests/cli/test_printed.py \
 	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/data/test_decode.py \
 	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
 	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \

@@ -1,4 +1,4 @@
-"""Artefacts of ResMLP-S12 beside timm: eager, and timm's model through torch.onnx.export; float32, int8, cold start.
+"""Artifacts of ResMLP-S12 beside timm: eager, and timm's model through torch.onnx.export; float32, int8, cold start.
 
 python benchmarks/export.py                                      # random weights, calibrated on drawn shapes
 python benchmarks/export.py --data ../shared/data/imagenette160-val.parquet   # calibrated and compared on photographs
@@ -6,7 +6,7 @@ python benchmarks/export.py --cifar100 cifar/ --run runs/cifar                # 
 
 Every contender has a process of its own, in which it is timed and its peak memory taken; the processes take turns. All
 have the same weights (timm's, random), 224 pixels and as many threads (--threads 2), and their outputs are compared.
-timm is given images that are normalised already; the artefacts take bytes and normalise them inside.
+timm is given images that are normalised already; the artifacts take bytes and normalise them inside.
 
 With --cifar100, a folder of train-*.parquet and val.parquet, a small ResMLP is trained for eight epochs into --run, or
 taken from there, and int8 is compared with it on the 10,000 pictures of val.
@@ -41,19 +41,19 @@ SMALL = (
 CONTENDERS = {
     "timm": "timm, eager",
     "timm.onnx": "timm, torch.onnx.export",
-    "float32": "artefact, float32",
-    "int8": "artefact, int8",
+    "float32": "artifact, float32",
+    "int8": "artifact, int8",
 }
 COLD = (
     "import sys; sys.path.insert(0, {runtime!r}); import patchloom_runtime\n"
-    "print(patchloom_runtime.load({artefact!r}, threads={threads}).predict({picture!r})[0], flush=True)\n"
+    "print(patchloom_runtime.load({artifact!r}, threads={threads}).predict({picture!r})[0], flush=True)\n"
     "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])\n"
 )
 NEEDED = ("onnxruntime", "numpy", "pillow", "flatbuffers", "protobuf", "packaging")
 
 
 def prepare(folder: Path, data: str) -> None:
-    """Everything that is timed, in a folder: weights, graphs, artefacts, pixels, a picture and the runtime."""
+    """Everything that is timed, in a folder: weights, graphs, artifacts, pixels, a picture and the runtime."""
     import timm
     import torch
     from PIL import Image
@@ -165,7 +165,7 @@ def measure(folder: Path, name: str, threads: int, calls: int) -> None:
 
 def cold(folder: Path, name: str, threads: int, starts: int) -> tuple[list[float], float]:
     """Seconds from the start of a process to its first answer, and its peak memory in MiB."""
-    told = {"runtime": str(folder / "runtime"), "artefact": str(folder / name), "picture": str(folder / "picture.jpg")}
+    told = {"runtime": str(folder / "runtime"), "artifact": str(folder / name), "picture": str(folder / "picture.jpg")}
     code, took, peak = COLD.format(threads=threads, **told), [], 0.0
     for _ in range(starts + 1):  # the first reads files that the system does not hold yet
         begun = time.perf_counter()

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.models.absorb import absorb
-from patchloom.models.network import Network
+from patchloom.models.network import Network, absorb
 from patchloom.models.pretrained.conversion import converted
 
 PEERS: dict[str, Callable[[], nn.Module]] = {

@@ -168,7 +168,7 @@ def contents_of(folder: Path) -> dict[Any, bytes]:
 
 
 def exported(scratch: Path, chances: int, resumes: int) -> Trial:
-    """An artefact of torch's own format, whose writer is not Python, and a compressed one."""
+    """An artifact of torch's own format, whose writer is not Python, and a compressed one."""
     del resumes
     run, root = scratch / "run", scratch / "root"
     root.mkdir()
@@ -177,13 +177,13 @@ def exported(scratch: Path, chances: int, resumes: int) -> Trial:
 
     def write() -> None:
         for name, packed in (("plain", False), ("packed", True)):
-            export(str(run), str(root / "artefacts" / name), to="torch", data=DATA, images=8, packed=packed)
+            export(str(run), str(root / "artifacts" / name), to="torch", data=DATA, images=8, packed=packed)
             mark(name)
 
     def check(folder: Path, marks: list[str]) -> str:
         for name in ("plain", "packed"):
-            if (folder / "artefacts" / name).exists():
-                load_artifact(folder / "artefacts" / name)
+            if (folder / "artifacts" / name).exists():
+                load_artifact(folder / "artifacts" / name)
             elif name in marks:
                 return f"{name} is gone"
         return ""

@@ -36,7 +36,7 @@ from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwo
 from patchloom.objectives.segmentation import IGNORED, SegmentationObjective
 from patchloom.recipes import Recipe
 from patchloom.runs.config import read_recipe
-from patchloom.tasks.segmentation.judge import PixelSet, judged
+from patchloom.tasks.segmentation.judge import PixelSet, evaluate_pixels
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -81,7 +81,7 @@ def main() -> None:
     test = getattr(splits, given.split)
     maps = PixelClassifier(peer.eval(), ViewSettings.of(recipe))  # type: ignore[arg-type]
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        report = judged(maps, PixelSet(test), splits.classes.names, ignored=test.layers["mask"].outside)
+        report = evaluate_pixels(maps, PixelSet(test), splits.classes.names, ignored=test.layers["mask"].outside)
     print(json.dumps({"model": "smp.UPerNet(resnet34)", "steps": steps, "lr": given.lr, **dict(report)}))
 
 

@@ -1,9 +1,9 @@
 """`patchloom serve` under open-loop load, compared with a plain FastAPI app and LitServe, all with the same network.
 
     python benchmarks/serving.py                      # all servers present, a random ResMLP of 64 px and 160 px JPEGs
-    python benchmarks/serving.py --seconds 8 --servers patchloom,artefact
-    python benchmarks/serving.py --cold 5 --servers patchloom,artefact --times ''   # cold starts alone
-    python benchmarks/serving.py --share-cores --workers 2 --servers patchloom,artefact --times 0.5
+    python benchmarks/serving.py --seconds 8 --servers patchloom,artifact
+    python benchmarks/serving.py --cold 5 --servers patchloom,artifact --times ''   # cold starts alone
+    python benchmarks/serving.py --share-cores --workers 2 --servers patchloom,artifact --times 0.5
     python benchmarks/serving.py --noise 4 --deadline 2 --seconds 8 --cold 1 --servers patchloom --times 1,2,4
 
 The client runs on the last core and the servers on the others, so that neither disturbs the other; cold starts use all
@@ -18,7 +18,7 @@ cores. The steps:
 
 The last table compares the results with the goals.
 
-`artefact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured if they
+`artifact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured if they
 are installed. `--noise N` runs N busy processes on the servers' cores, two of every four seconds, like work of other
 people: a model on one core is then N + 1 times slower in turns.
 """
@@ -59,7 +59,7 @@ CORES = sorted(os.sched_getaffinity(0))
 SHARED = "--share-cores" in sys.argv or len(CORES) == 1
 SERVERS_CORES, CLIENT_CORES = (CORES, CORES) if SHARED else (CORES[:-1], CORES[-1:])
 THREADS = len(SERVERS_CORES)  # of every model, as `patchloom serve` with one process has
-OURS = ("patchloom", "artefact")
+OURS = ("patchloom", "artifact")
 WORKERS = [1]  # model processes of ours
 DEADLINE = [30.0]  # seconds, of ours
 
@@ -122,7 +122,7 @@ def jpeg() -> bytes:
 RAW = """
 import json, sys, time
 THREADS = int(sys.argv[2])
-if sys.argv[3] == "artefact":
+if sys.argv[3] == "artifact":
     from patchloom_runtime.artifacts.artifact import load
     model = load(sys.argv[1], threads=THREADS)
 else:
@@ -199,7 +199,7 @@ class Server:
         ours += ["--processes", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
         lines = {
             "patchloom": ours,
-            "artefact": ours,
+            "artifact": ours,
             "fastapi": [sys.executable, "-c", FASTAPI.replace("THREADS", str(THREADS)), str(folder), str(port)],
             "litserve": [sys.executable, str(folder / "lit.py"), str(folder), str(port)],
         }
@@ -364,7 +364,7 @@ def _longest(measured: Measured) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds per load")
-    parser.add_argument("--servers", default="patchloom,artefact,fastapi,litserve")
+    parser.add_argument("--servers", default="patchloom,artifact,fastapi,litserve")
     parser.add_argument("--times", default="0.5,1,2,4", help="multiples of the capacity; '' measures cold starts only")
     parser.add_argument("--cold", type=int, default=3, help="starts per server")
     parser.add_argument("--workers", type=int, default=1, help="model processes of patchloom's servers")
@@ -377,14 +377,14 @@ def main() -> None:
     times = [float(each) for each in args.times.split(",") if each]
     print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
     with tempfile.TemporaryDirectory() as root:
-        run, artifact, image = Path(root) / "run", Path(root) / "artefact", jpeg()
+        run, artifact, image = Path(root) / "run", Path(root) / "artifact", jpeg()
         make_run(run)
-        if "artefact" in names:
+        if "artifact" in names:
             make_artifact(run, artifact, image)
         os.sched_setaffinity(0, CLIENT_CORES)
         with noise(args.noise):
             measured = {
-                name: measure(name, artifact if name == "artefact" else run, image, args.seconds, times, args.cold)
+                name: measure(name, artifact if name == "artifact" else run, image, args.seconds, times, args.cold)
                 for name in names
             }
     goals(measured)

@@ -31,10 +31,10 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.models.absorb import absorb
-from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cost import cost
 from patchloom.models.cuda_graphs import CapturedNetwork
+from patchloom.models.network import absorb
 from patchloom.models.pretrained.names import named_as
 from patchloom.training.assemble import compiles_by_block
 

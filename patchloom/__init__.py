@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from patchloom.inference.index import open_index as open_index
     from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
-    from patchloom.models.absorb import absorb as absorb
     from patchloom.models.bench import bench as bench
     from patchloom.models.cost import cost as cost
     from patchloom.models.cuda_graphs import CapturedNetwork as CapturedNetwork
+    from patchloom.models.network import absorb as absorb
     from patchloom.models.pretrained.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
@@ -71,7 +71,7 @@ _WHERE = {
     "Segmenter": "patchloom.tasks.segmentation.segmenter",
     "Translator": "patchloom.tasks.translation.translator",
     "UsageError": "patchloom.errors",
-    "absorb": "patchloom.models.absorb",
+    "absorb": "patchloom.models.network",
     "bench": "patchloom.models.bench",
     "check": "patchloom.data.checking.check",
     "compare": "patchloom.tasks.classification.compare",

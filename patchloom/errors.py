@@ -1,4 +1,4 @@
-"""The errors that patchloom raises. Each has the exit code that the command line ends with."""
+"""Errors that patchloom raises. Each class has the exit code of the command line."""
 
 from patchloom_runtime.errors import (
     CheckpointError,

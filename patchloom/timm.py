@@ -1,7 +1,7 @@
-"""After `import patchloom.timm` the networks of patchloom can be created by `timm.create_model`, under the same names.
+"""Register patchloom's networks with timm: `import patchloom.timm`, then `timm.create_model("resmlp_s12")`.
 
-They answer timm's names too (forward_features, forward_head, reset_classifier, num_features), so its scripts can train
-and evaluate them. `img_size`, `in_chans` and `drop_path_rate` are understood as timm means them.
+The networks also have timm's methods (forward_features, forward_head, reset_classifier, num_features), so timm's
+scripts can train and evaluate them. `img_size`, `in_chans` and `drop_path_rate` mean what they mean in timm.
 """
 
 from pathlib import Path
@@ -18,74 +18,67 @@ from patchloom.models.pretrained.table import Weights, published
 from patchloom.models.registry import build_model, family_of, list_models
 from patchloom_runtime.errors import UsageError
 
-_SAME = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
+_OPTION_NAMES = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
 
 
 class TimmNames:
-    """timm's names for what a `Network` does."""
+    """timm's interface on top of a `Network`."""
 
     config: Any
     pretrained_cfg: dict[str, Any]
 
     @property
     def num_classes(self) -> int:
-        """Classes of the head."""
         return self.config.num_classes
 
     @property
     def num_features(self) -> int:
-        """Channels of the features."""
         return self.feature_dim  # type: ignore[attr-defined]
 
     head_hidden_size = num_features
 
     @property
     def default_cfg(self) -> dict[str, Any]:
-        """What timm's data configuration reads."""
+        """The settings that timm.data.resolve_data_config reads."""
         return self.pretrained_cfg
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """`features`."""
         return self.features(x)  # type: ignore[attr-defined]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """`head`, or `pool` alone."""
+        """Return the logits, or with `pre_logits` the pooled features."""
         return self.pool(x) if pre_logits else self.head(x)  # type: ignore[attr-defined]
 
     def get_classifier(self) -> Any:
-        """The linear classifier."""
         return self.classifier  # type: ignore[attr-defined]
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """`reset_head`; the pooling belongs to the network."""
+        """Replace the classifier. The pooling is part of the network and cannot be changed."""
         if global_pool not in (None, ""):
-            raise UsageError(
-                f"the pooling of {self.config.name} is an option of its own, given global_pool={global_pool!r}"
-            )
+            raise UsageError(f"{self.config.name} has its own pooling; leave out global_pool={global_pool!r}")
         self.reset_head(num_classes)  # type: ignore[attr-defined]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """`gradient_checkpointing`."""
         self.gradient_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that are not decayed although they have more than one dimension."""
+        """Return the parameters without weight decay that have more than one dimension."""
         named = self.named_modules()  # type: ignore[attr-defined]
         return {f"{name}.weight" for name, module in named if not getattr(module, "decays", True)}
 
 
 def _in_cache(name: str) -> tuple[Weights, Path]:
-    """The first published weights of a network that are in the cache, and their file."""
+    """Return the first published weights of a network that are in the cache, and their file."""
     known = published(name)
     if not known:
-        raise UsageError(f"{name}: nobody has published weights of it; pass pretrained=False")
+        raise UsageError(f"{name} has no published weights; pass pretrained=False")
     for weights in known:
         if (file := in_cache(weights)) is not None:
             return weights, file
     names = ", ".join(weights.name for weights in known)
     raise UsageError(
-        f"{name}: its published weights are not in the cache ({names}); "
-        f"patchloom.load({known[0].name!r}) fetches them, {known[0].size}"
+        f"the published weights of {name} are not in the cache ({names}); "
+        f"fetch them with patchloom.load({known[0].name!r}), {known[0].size}"
     )
 
 
@@ -94,7 +87,7 @@ def _register(name: str) -> None:
         weights = _in_cache(name) if pretrained else None
         for unused in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             options.pop(unused, None)
-        options = {_SAME.get(key, key): value for key, value in options.items() if value is not None}
+        options = {_OPTION_NAMES.get(key, key): value for key, value in options.items() if value is not None}
         if weights:
             row, file = weights
             options = {"image_size": row.image_size, "num_classes": row.classes, **row.options, **options}
@@ -115,7 +108,7 @@ def _register(name: str) -> None:
 
     entry.__name__ = entry.__qualname__ = name
     entry.__module__ = __name__
-    entry.__doc__ = f"{name} of patchloom's {family_of(name).__name__} family."
+    entry.__doc__ = f"Create {name} of patchloom's {family_of(name).__name__} family."
     register_model(entry)
 
 

@@ -260,10 +260,10 @@ def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
 
 
 def test_classes_are_matched_by_name(run):
-    from patchloom.tasks.detection.data import telling
+    from patchloom.tasks.detection.data import number_objects
 
     val = open_data(DATA).val
-    told = telling(val, ("star-5", "circle"), None).with_parts("boxes")
+    told = number_objects(val, ("star-5", "circle"), None).with_parts("boxes")
     for i in range(8):
         own = [val.images.object_names[int(n)] for n in val.boxes(i)[:, 4]]
         expected = [("star-5", "circle").index(name) for name in own if name in ("star-5", "circle")]

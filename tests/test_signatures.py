@@ -81,13 +81,13 @@ def test_train_takes_the_settings_of_a_training() -> None:
     ("old", "value"), [("changes", {"augment.mixup": 0}), ("compiled", False), ("trackers", ("tensorboard",))]
 )
 def test_train_takes_old_keywords_with_a_warning(old: str, value: object, monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr("patchloom.training.train.run_training", lambda settings, **_: seen.append(settings))
+    calls = []
+    monkeypatch.setattr("patchloom.training.train.run_training", lambda settings, **_: calls.append(settings))
     with pytest.warns(DeprecationWarning, match=f"{old}.*{OPTION_NAMES[old]}"):
         patchloom.train("digits", **{old: value})
     patchloom.train("digits", **{OPTION_NAMES[old]: value})
-    assert seen[0] == seen[1]
-    assert getattr(seen[0], old) == value
+    assert calls[0] == calls[1]
+    assert getattr(calls[0], old) == value
 
 
 @pytest.mark.parametrize(

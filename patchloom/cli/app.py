@@ -33,10 +33,12 @@ def app(options: AppOptions) -> None:
 
     Images can be dropped, pasted, chosen or photographed; they are sent to this command only. Ctrl-C ends it.
     """
+    from patchloom.serving.asgi import check_model_path
     from patchloom.serving.limits import Limits
     from patchloom.serving.page import PageApp
     from patchloom.serving.server import free_port
 
+    check_model_path(options.source)
     port = free_port(options.host, PORT) if options.port is None else options.port
     if options.port is None and port != PORT:
         print_status(f"note: port {PORT} is taken by another program; a free one is used")

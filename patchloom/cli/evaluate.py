@@ -1,7 +1,6 @@
 """`patchloom evaluate RUN [DATA]`: the numbers of a trained model."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,6 @@ from patchloom.options import IMAGES, Argument, Option
 from patchloom_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from patchloom.inference.classifier import Classifier
     from patchloom.tasks.classification.several_runs import RunEvaluations
     from patchloom.tasks.task import Scores, Task
 
@@ -63,9 +61,9 @@ class EvaluationOptions:
     as_json: Json = False
 
     def changed_image_options(self) -> list[str]:
-        """Return the options given that choose or change images, as they are typed."""
-        given = changed(self, "split", "size", "crop_ratio", "real", "v2", "level")
-        return given + [spelled(name) for name in self.reading.chosen()]
+        """Return the options in use that choose or change images, as they are typed."""
+        names = changed(self, "split", "size", "crop_ratio", "real", "v2", "level")
+        return names + [spelled(name) for name in self.reading.chosen()]
 
     def image_keywords(self) -> dict[str, Any]:
         """Return the options that the Python functions take as keywords."""
@@ -137,7 +135,7 @@ def evaluate_images(
 
 
 def evaluate_task(task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]) -> None:
-    """Evaluate runs of a task that has its own numbers. `more` are options given that such tasks do not read."""
+    """Evaluate runs of a task that has its own numbers. `more` are options in use that such tasks do not read."""
     from patchloom.tasks.classification.several_runs import runs_by_name
 
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
@@ -155,7 +153,7 @@ def evaluate_task(task: "Task", runs: list[str], data: str | None, options: Eval
 
 
 def check_image_options(options: EvaluationOptions, runs: list[str], data: str | None, alone: list[str]) -> None:
-    """Refuse options that classifiers do not read, and options that need data where none is given."""
+    """Refuse options that classifiers do not read, and options that need data if there is none."""
 
     if others := changed(options, "multi_scale", "mode"):
         raise UsageError(f"{others[0]} is for runs that segment; {runs[0]} does not")
@@ -186,15 +184,6 @@ def task_of(runs: list[str]) -> "Task":
     return first[1]
 
 
-def classifiers_of(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
-    """Load classifiers one after the other, so that they need not fit on the device together."""
-    from patchloom.inference.classifier import load
-    from patchloom.tasks.classification.several_runs import runs_by_name
-
-    for name, folder in runs_by_name(runs).items():
-        yield name, load(folder, device=device, trunk=trunk)
-
-
 def _print_scores(scores: "Scores", as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
@@ -212,11 +201,13 @@ def _print_scores(scores: "Scores", as_json: bool) -> None:
 def _sweep(runs: list[str], data: str, options: EvaluateOptions) -> None:
     from patchloom.cli.output import print_json
     from patchloom.cli.table import print_table
+    from patchloom.inference.classifier import load
+    from patchloom.tasks.classification.several_runs import runs_by_name
 
     over, values = _sweep_values(str(options.sweep))
-    points_of = {
-        name: classifier.sweep(data, over, values, **options.image_keywords())
-        for name, classifier in classifiers_of(runs, options.device)
+    points_of = {  # one classifier at a time, so that they need not fit on the device together
+        name: load(folder, device=options.device).sweep(data, over, values, **options.image_keywords())
+        for name, folder in runs_by_name(runs).items()
     }
     if options.as_json:
         print_json(

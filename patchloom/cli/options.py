@@ -113,13 +113,13 @@ def spelled(name: str) -> str:
 
 
 def _parameters(settings: type) -> list[tuple[str, Any, Any]]:
-    found: list[tuple[str, Any, Any]] = []
+    parameters: list[tuple[str, Any, Any]] = []
     for field, hint in _hints(settings):
         if (without := _without(hint)) is not None:
-            found += [each for each in _parameters(Reading) if each[0] not in without.names]
+            parameters += [each for each in _parameters(Reading) if each[0] not in without.names]
         elif option := _option(field.name, hint):
-            found.append((field.name, _annotation(field.name, hint, option, field), _default(field)))
-    return found
+            parameters.append((field.name, _annotation(field.name, hint, option, field), _default(field)))
+    return parameters
 
 
 def _hints(settings: type) -> list[tuple[Field[Any], Any]]:

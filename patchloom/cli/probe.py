@@ -72,22 +72,22 @@ def probe(options: ProbeOptions) -> None:
     from patchloom_runtime.errors import UsageError
 
     runs, data = _runs_and_data(options)
-    given = changed(options, *PROBES)
+    chosen = changed(options, *PROBES)
     task = task_of(runs)
     if not task.whole_images:
-        raise UsageError(f"{(given or changed(options, 'levels') or ['--knn'])[0]} {task.refusal}")
+        raise UsageError(f"{(chosen or changed(options, 'levels') or ['--knn'])[0]} {task.refusal}")
     if options.levels:
-        _check_levels(options, given)
+        _check_levels(options, chosen)
         from patchloom.cli.evaluation_tables import print_levels
 
         shared = keywords(options, "paths", "levels", "level", *PROBES)
         print_levels(evaluate_levels(runs, data, halves=options.linear, **shared), as_json=options.as_json)
         return
-    if options.trunk and options.knn is None and given:
+    if options.trunk and options.knn is None and chosen:
         raise UsageError("--trunk chooses the vectors that images are compared by; give it with --knn or --levels")
     from patchloom.tasks.classification.probe import probe as probe_runs
 
-    counts = parse_counts("--knn", options.knn, "20 or 10,20") if options.knn is not None else [20] * (not given)
+    counts = parse_counts("--knn", options.knn, "20 or 10,20") if options.knn is not None else [20] * (not chosen)
     shared = keywords(options, "paths", "levels", "knn")
     _print_probes(probe_runs(runs, data, knn=counts, **shared), as_json=options.as_json)
 
@@ -98,18 +98,18 @@ def _runs_and_data(options: ProbeOptions) -> tuple[list[str], str]:
     from patchloom_runtime.errors import UsageError
 
     *runs, data = options.paths
-    given = (changed(options, "levels", *PROBES) or ["--knn"])[0]
+    chosen = (changed(options, "levels", *PROBES) or ["--knn"])[0]
     if names_run(data) or is_artifact(data):
-        raise UsageError(f"{given} needs images: patchloom probe {data} DATA {given}")
+        raise UsageError(f"{chosen} needs images: patchloom probe {data} DATA {chosen}")
     if not runs:
         raise UsageError(f"{data} is not the folder of a run: it has no config.json")
     return runs, data
 
 
-def _check_levels(options: ProbeOptions, given: list[str]) -> None:
+def _check_levels(options: ProbeOptions, chosen: list[str]) -> None:
     from patchloom_runtime.errors import UsageError
 
-    if others := [option for option in given if option != "--linear"]:  # --linear adds separability
+    if others := [option for option in chosen if option != "--linear"]:  # --linear adds separability
         raise UsageError(f"--levels does not go with {others[0]}: run them one after the other")
     if options.level is not None:
         raise UsageError("--level does not go with --levels, which measures every level")

@@ -1,6 +1,7 @@
-"""One process or many, any device, any precision: what the loop needs of them, in one class.
+"""One process or many, any device, any precision: everything the loop needs, in one class.
 
-accelerate does the wrapping; processes are started by torchrun or srun and meet in `rendezvous`.
+Processes are started by torchrun or srun and connect in `rendezvous`. Gradients are averaged by DDP or, for sharded
+weights, by FSDP2; mixed precision is torch's autocast with a gradient scaler for fp16.
 """
 
 import os
@@ -11,12 +12,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.machine import device_kind
-from patchloom.models.sharding import is_sharded
+from patchloom.models.from_config import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -32,9 +34,6 @@ class Processes:
         device: str | torch.device | None = None,
         answer_within_s: float = ANSWER_WITHIN_S,
     ) -> None:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-
         place = place_from(os.environ)
         kind = device_kind(device)
 
@@ -44,16 +43,9 @@ class Processes:
         self.precision = _resolve_precision(precision, self.device)
         if kind == "cuda":
             torch.cuda.set_device(self.device)
-        if self.world > 1:
-            # accelerate would set the threads itself and warn about it.
-            os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-            if not dist.is_initialized():
-                self._store = meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
-        # accelerate keeps one state per process; a second run of this process may want another precision.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        mixed = "no" if self.precision == "fp32" else self.precision
-        self._accelerator = Accelerator(cpu=kind == "cpu", mixed_precision=mixed)
-        self.scaler: Any = self._accelerator.scaler
+        if self.world > 1 and not dist.is_initialized():
+            self._store = meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
+        self.scaler = torch.amp.GradScaler("cuda") if self.precision == "fp16" else None
         self._sharded = False
 
     @property
@@ -81,16 +73,18 @@ class Processes:
         return model
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """Return `module` on this rank's device, under autocast, with gradients averaged over the ranks."""
+        """Return `module` on this rank's device, with gradients averaged over the ranks."""
         module = module.to(self.device)
-        return self._accelerator.prepare_model(module, device_placement=False, evaluation_mode=self._sharded)
+        if self.world == 1 or self._sharded or not any(p.requires_grad for p in module.parameters()):
+            return module
+        return DistributedDataParallel(module, device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
         """Keep gradients on their rank: for all but the last of accumulated micro-batches."""
-        return self._accelerator.no_sync(prepared) if self.world > 1 and not self._sharded else nullcontext()
+        return prepared.no_sync() if isinstance(prepared, DistributedDataParallel) else nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the run's autocast context, for code outside the prepared module."""
+        """Return the run's autocast context."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
-from patchloom.models.from_config import load_weights
-from patchloom.models.sharding import is_sharded
+from patchloom.models.from_config import is_sharded, load_weights
 from patchloom_runtime.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -44,7 +44,7 @@ class TrainResult:
 
 def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
     """Train from the start or continue exactly from `snapshot`. A signal saves the run and raises Stopped."""
-    forward = run.processes.prepare(Step(run.model, run.objective))
+    forward = run.processes.prepare(Step(run.model, run.objective, run.processes.autocast))
     progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
     if progress.has_ended(run.epochs):
         return TrainResult(progress.ended, progress)
@@ -92,18 +92,24 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
 
 
 class Step(nn.Module):
-    """Model and objective as one module, so that wrappers (DDP, autocast) see the whole forward pass."""
+    """Model and objective as one module under autocast, so that DDP sees the whole forward pass."""
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(
+        self, model: nn.Module, objective: Objective, autocast: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.autocast = autocast
         # Already equal on all ranks, so DDP need not broadcast them in every step.
         self._ddp_params_and_buffers_to_ignore = [f"objective.{name}" for name in objective.equal_on_all_ranks]
 
     def forward(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
-        """Return the objective's scalars."""
-        return self.objective(self.model, batch, epoch=epoch, step=step)
+        """Return the objective's scalars, those of half precision as float32."""
+        with self.autocast():
+            values = self.objective(self.model, batch, epoch=epoch, step=step)
+        half = (torch.bfloat16, torch.float16)
+        return {name: value.float() if value.dtype in half else value for name, value in values.items()}
 
 
 class _Loop:

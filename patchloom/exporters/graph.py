@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from patchloom.models.absorb import absorb
 from patchloom.models.dense.upernet import SegmentationNetwork
-from patchloom.models.network import Network
+from patchloom.models.network import Network, absorb
 from patchloom_runtime.engines.engine import MODEL
 
 LOGITS, EMBEDDING, MAPS = "logits", "embedding", "maps"

@@ -1,1 +1,1 @@
-"""Trained image models in use: predictions, embeddings, index and search."""
+"""Trained image models: predictions, evaluations, embeddings, indexes and search."""

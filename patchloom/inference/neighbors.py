@@ -132,7 +132,7 @@ class IndexNeighbors:
             raise UsageError(
                 f"no class {class_name!r} at level {level} of {self._stored.folder}{nearest(class_name, self.names)}"
             )
-        return [SearchCondition(level, [(class_name, 1.0)], "as given")] * len(queries)
+        return [SearchCondition(level, [(class_name, 1.0)], "as requested")] * len(queries)
 
     def search(self, queries: Tensor, conditions: Sequence[SearchCondition], k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return scores of equation 2.5, cosines and positions, each (Q, k); p is 1/2 for a file without a label."""

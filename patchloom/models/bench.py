@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from patchloom.machine import resolve_device
-from patchloom.models.absorb import absorb as absorb_affine
 from patchloom.models.cost import Cost, Speed, cost, measure
 from patchloom.models.network import Network
+from patchloom.models.network import absorb as absorb_affine
 from patchloom.models.peak_memory import memory_by_size
 from patchloom.models.registry import create_model
 from patchloom_runtime.errors import UsageError, nearest, with_near_options

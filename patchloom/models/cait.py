@@ -1,12 +1,12 @@
-"""CaiT: a deep ViT over patches alone, then a few layers in which a class token reads the frozen patches.
+"""CaiT: a deep ViT over patches only, then a few layers in which a class token attends to the fixed patches.
 
-Letters: B images, N patches, C channels (48 a head). LayerScale on every branch makes depth trainable; talking heads in
-the self-attention. (Touvron et al. 2021; thesis 3.5–3.7.)
-Paper and code: table 3.16 gives XXS-36 ε = 1e-6, the published weights were made with 1e-5, as here. The class token is
-among the keys (h×1×(p+1) weights, where eq. 3.11 says p); `class_in_keys=False` leaves it out. ReZero, Fixup and
-T-Fixup keep LayerNorm and warm-up, as the thesis adapts them; `insert_class_at=k` lets the class token join the patches
-before block k and be mixed by self-attention from there (table 3.13). With `communication` and `class_communication`
-it is the frame in which ResMLP was found, attention replaced by MLPs one at a time (ResMLP, arXiv appendix A).
+Letters: B images, N patches, T class tokens, C channels (48 per head). LayerScale on every branch makes deep networks
+trainable; the self-attention has talking heads. (Touvron et al. 2021; thesis 3.5–3.7.)
+Paper and code: table 3.16 gives ε = 1e-6 for XXS-36, but the published weights were trained with 1e-5, as here. The
+class token is among the keys (h×1×(p+1) weights; eq. 3.11 says p); `class_in_keys=False` removes it. ReZero, Fixup and
+T-Fixup keep LayerNorm and warm-up, as in the thesis. With `insert_class_at=k`, the class token joins the patches before
+block k and takes part in self-attention from there (table 3.13). `communication` and `class_communication` replace
+attention by MLPs step by step, the path from CaiT to ResMLP (ResMLP, arXiv appendix A).
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from patchloom.layers.residual import (
 )
 from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
 from patchloom.layers.transformer_init import fixup_, tfixup_
-from patchloom.models.dense.pyramid import Kept, Level, Taps
+from patchloom.models.dense.pyramid import BlockOutputs, Level, Taps
 from patchloom.models.distilled import DistilledConfig, DistilledNetwork
 from patchloom.models.vit import check_heads
 from patchloom_runtime.errors import UsageError
@@ -39,7 +39,7 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class CaiTConfig(DistilledConfig):
-    """Options of CaiT; the ablations of thesis 3.5 and 3.6 are choices here."""
+    """Options of CaiT, including the ablations of thesis 3.5 and 3.6."""
 
     depth: int = 24
     class_depth: int = 2
@@ -48,39 +48,41 @@ class CaiTConfig(DistilledConfig):
     patch_size: int = 16
     mlp_ratio: float = 4.0
     residual: ResidualWeight = "layerscale"
-    scale_init: float = 1e-5  # ε; 0 for the zero start
+    scale_init: float = 1e-5  # ε; 0 to start from zero
     scale_uniform: bool = False  # LayerScale from U[0, 2ε]
     talking_heads: bool = True
     class_in_keys: bool = True
-    class_scale: bool = True  # no: the branches of the class blocks have no weight (3.6.3)
-    insert_class_at: int | None = None  # None: the class token meets the patches in the class blocks alone
-    communication: Literal["attention", "mlp", "linear"] = "attention"  # of the blocks; mlp, linear: across patches
-    exchanged: tuple[int, ...] = ()  # blocks that mix the other way: by an MLP among attention, by attention elsewhere
+    class_scale: bool = True  # False: no scale in the class blocks (3.6.3)
+    insert_class_at: int | None = None  # None: the class token is in the class blocks only
+    communication: Literal["attention", "mlp", "linear"] = "attention"  # in the blocks; mlp, linear: across patches
+    exchanged: tuple[
+        int, ...
+    ] = ()  # blocks that use an MLP instead of attention, or attention instead of MLP or linear
     communication_expansion: float = 4.0  # of the MLPs
-    class_communication: Literal["attention", "mlp"] = "attention"  # of the class blocks; mlp: ResMLP's class-MLP
+    class_communication: Literal["attention", "mlp"] = "attention"  # in the class blocks; mlp: ResMLP's class-MLP
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_heads(self.dim, self.heads)
         if self.insert_class_at is None and self.class_depth == 0:
-            raise UsageError("without class blocks the class token needs a place: set insert_class_at")
+            raise UsageError("without class blocks, set insert_class_at: the class token must join the patches")
         if self.insert_class_at is not None and not 0 <= self.insert_class_at < self.depth:
-            raise UsageError(f"insert_class_at is a block from 0 to {self.depth - 1}, given {self.insert_class_at}")
+            raise UsageError(f"insert_class_at is {self.insert_class_at}, expected a block from 0 to {self.depth - 1}")
         if any(block >= self.depth for block in self.exchanged):
-            raise UsageError(f"exchanged names blocks 0 to {self.depth - 1}, given {list(self.exchanged)}")
+            raise UsageError(f"exchanged is {list(self.exchanged)}, expected blocks 0 to {self.depth - 1}")
         if self.insert_class_at is not None and any(self.mixed_by_position[self.insert_class_at :]):
             raise UsageError(
-                "a class token has no place among patches that are mixed by position: with communication mlp or "
-                "linear leave insert_class_at out, or exchange the blocks from there on"
+                "a class token cannot join patches that are mixed by position: with communication mlp or linear, "
+                "remove insert_class_at, or exchange the blocks from there on"
             )
         if self.residual in ("fixup", "tfixup") and (any(self.mixed_by_position) or self.class_communication == "mlp"):
-            raise UsageError(f"residual {self.residual} says how attention starts, and here some of it is replaced")
+            raise UsageError(f"residual {self.residual} initializes attention, but these options replace some of it")
         if self.class_communication == "mlp" and not self.class_in_keys:
-            raise UsageError("class_in_keys is of class attention: leave it out with class_communication mlp")
+            raise UsageError("class_in_keys applies to class attention: remove it with class_communication mlp")
 
     @property
     def mixed_by_position(self) -> list[bool]:
-        """Of each block, whether it mixes by a matrix or MLP across patches."""
+        """Whether each block mixes by a matrix or MLP across patches."""
         return [(self.communication != "attention") != (block in self.exchanged) for block in range(self.depth)]
 
 
@@ -156,39 +158,36 @@ class CaiT(DistilledNetwork):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the features."""
         return self.config.dim
 
     @property
     def has_class_attention(self) -> bool:
-        """In the class blocks, or where the class token has joined the patches."""
         c = self.config
         return c.insert_class_at is not None or (c.class_communication == "attention" and c.class_depth > 0)
 
     @property
     def classifier_starts_at_zero(self) -> bool:
-        """With Fixup."""
         return self.config.residual == "fixup"
 
     def taps(self) -> Taps:
-        """Every self-attention block, at the stride of the patches."""
+        """Return every self-attention block, at the patch stride."""
         return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
 
     def after_blocks(self) -> list[str]:
-        """The class token is among them, unless it joins the blocks."""
+        """Return the attributes after the blocks, without the class token if it joins the blocks."""
         joined = self.config.insert_class_at is not None
         return [name for name in super().after_blocks() if not (joined and name == "class_token")]
 
-    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
-        """(B, 3, H, W) → (B, N, C), before the class blocks; (B, T+N, C) where the class tokens have joined."""
+    def run_blocks(self, images: Tensor, outputs: BlockOutputs | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, N, C), before the class blocks; (B, T+N, C) if the class tokens have joined."""
         self.check_images(images)
         tokens = self.position(self.stem(images).flatten(1, 2))  # (B, N, C)
         at = self.config.insert_class_at
         if at is None:
-            return self.run_all(self.blocks, tokens, kept)
-        tokens = self.run_all(self.blocks[:at], tokens, kept)
+            return self.run_all(self.blocks, tokens, outputs)
+        tokens = self.run_all(self.blocks[:at], tokens, outputs)
         tokens = torch.cat([self.class_token(tokens.shape[0]), tokens], dim=1)
-        return self.run_all(self.blocks[at:], tokens, kept)
+        return self.run_all(self.blocks[at:], tokens, outputs)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, T+N, C), class tokens first."""
@@ -196,7 +195,7 @@ class CaiT(DistilledNetwork):
         return self.norm(torch.cat([summary, patches], dim=1))
 
     def _summaries(self, tokens: Tensor) -> list[Tensor]:
-        """The class tokens (B, T, C) before and after every class block, then the patches (B, N, C)."""
+        """Return the class tokens (B, T, C) before and after every class block, then the patches (B, N, C)."""
         count, joined = self.class_token_count, self.config.insert_class_at is not None
         summaries = [tokens[:, :count] if joined else self.class_token(tokens.shape[0])]
         patches = tokens[:, count:] if joined else tokens
@@ -205,16 +204,16 @@ class CaiT(DistilledNetwork):
         return [*summaries, patches]
 
     def class_token_path(self, images: Tensor) -> list[Tensor]:
-        """Class tokens (B or 1, T, C) as learned, then after every block that changes them."""
-        kept: Kept = dict.fromkeys(self.blocks)
+        """Return the class tokens (B or 1, T, C) as learned, then after every block that changes them."""
+        outputs: BlockOutputs = dict.fromkeys(self.blocks)
         at = self.config.insert_class_at
-        tokens = self.run_blocks(images, kept)
-        joined = [] if at is None else [kept[block] for block in self.blocks[at:]]
+        tokens = self.run_blocks(images, outputs)
+        joined = [] if at is None else [outputs[block] for block in self.blocks[at:]]
         return [self.class_token.weight, *joined, *self._summaries(tokens)[1:-1]]
 
     @classmethod
     def config_at(cls, config: CaiTConfig, size: tuple[int, int]) -> CaiTConfig:
-        """Another size; MLPs across patches keep their hidden units unless the grid grows by whole factors."""
+        """Return the config for another size. Token MLPs keep their hidden units unless the grid grows by integers."""
         new = dataclasses.replace(config, image_size=size)
         expansion = expansion_at(
             config.communication_expansion, config.grid(config.patch_size), new.grid(new.patch_size)
@@ -226,7 +225,7 @@ def _variant(depth: int, dim: int, scale_init: float) -> dict[str, Any]:
     return {"depth": depth, "dim": dim, "heads": dim // 48, "scale_init": scale_init}
 
 
-# Name → what differs from the defaults (thesis tables 3.15 and 3.16; B12 in table 3.20).
+# Name → options that differ from the defaults (thesis tables 3.15 and 3.16; B12 in table 3.20).
 VARIANTS: dict[str, dict[str, Any]] = {
     "cait_xxs24": _variant(24, 192, 1e-5),
     "cait_xxs36": _variant(36, 192, 1e-5),

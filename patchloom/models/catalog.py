@@ -1,23 +1,24 @@
-"""The published networks by name, with what each costs: known here without torch, which takes seconds to load.
+"""The published networks by name, with their costs, as constants.
 
-`tests/models/test_counts.py` counts every network and holds this table to it.
+Unlike `registry`, which builds the networks, this module does not import torch, which takes seconds.
+`tests/models/test_counts.py` compares the constants with the networks.
 """
 
 from typing import NamedTuple
 
 IMAGE_SIZE = 224  # pixels, with 1,000 classes
-VOCABULARY = 32_768  # words of the networks that translate
+VOCABULARY = 32_768  # words of the translation networks
 
 
 class CatalogEntry(NamedTuple):
-    """One line of the catalogue."""
+    """Family and cost of a network."""
 
     family: str
     parameters: int
     multiply_adds: int
 
 
-# In the order of the registry.
+# In the order of `registry.list_models`.
 CATALOG: dict[str, CatalogEntry] = {
     "resmlp_s12": CatalogEntry("ResMLP", 15_350_872, 3_009_739_776),
     "resmlp_s24": CatalogEntry("ResMLP", 30_020_680, 5_961_292_800),
@@ -82,7 +83,7 @@ TRANSLATION: dict[str, int] = {
 
 
 def human(count: float) -> str:
-    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G; a small one as 28.6 k."""
+    """Format a count as the papers do: 28.6 k, 15.4 M, 3.01 G, 23.0 G."""
     if count < 1e5:
         return f"{count / 1e3:.1f} k"
     if count < 1e9:

@@ -1,8 +1,8 @@
-"""What a network costs (CO-1): parameters and operations by counting, throughput and memory by measuring.
+"""The cost of a network (CO-1): parameters and operations are counted, throughput and memory are measured.
 
-"Multiply-adds" are those of matrix products and convolutions, what the papers call FLOPs. They are counted on one image
-of zeros, for which products are not computed: only their shapes are. (The meta device would do it too, but its first
-operation imports torch's compiler, two to three seconds of a run's start.)
+"Multiply-adds" are those of matrix products and convolutions, which the papers call FLOPs. They are counted on one
+image of zeros, for which products are not computed: only their shapes are. (The meta device would do the same, but its
+first operation imports torch's compiler, which takes two to three seconds.)
 """
 
 import time
@@ -25,14 +25,14 @@ from patchloom_runtime.errors import ResourceError, UsageError
 
 aten = torch.ops.aten
 
-# Scalar operations an output element takes, where it is not one: (with weight and bias, without).
+# Scalar operations per output element, if not one: (with weight and bias, without).
 _NORMS = {
     aten.native_layer_norm: (5, 4),
     aten.native_batch_norm: (2, 1),
     aten._native_batch_norm_legit_no_training: (2, 1),
 }
 _TWO = {aten.addcmul}
-# Products of matrices: which arguments are multiplied.
+# Matrix products: positions of the factors among the arguments.
 _PRODUCTS = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
@@ -43,7 +43,7 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one image costs."""
+    """Parameters, and operations per image."""
 
     parameters: int
     multiply_adds: int  # of matrix products and convolutions
@@ -51,29 +51,29 @@ class Cost:
 
     @property
     def operations(self) -> int:
-        """Both together."""
+        """All operations."""
         return self.multiply_adds + self.elementwise
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured on one device: the best of a sweep over batch sizes (MX-6)."""
+    """Measured throughput on one device, at the best batch size (MX-6)."""
 
     images_per_second: float
     batch_size: int
-    peak_mem_mib: float | None  # at that batch (`inspection.memory`); None for a compiled network on a CPU
+    peak_mem_mib: float | None  # at that batch size; None for a compiled network on a CPU
     device: str
     dtype: str
 
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """How good a network is and what it costs: a point of thesis figures 3.3 and 5.7."""
+    """Accuracy and cost of a network: a point of thesis figures 3.3 and 5.7."""
 
     name: str
     top1: float  # percent
     parameters: int
-    multiply_adds: int  # of one image
+    multiply_adds: int  # per image
     images_per_second: float
     batch_size: int
     peak_mem_mib: float | None
@@ -81,7 +81,7 @@ class Tradeoff:
 
 
 def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
-    """Parameters and operations of a network for one image, of its own size or another."""
+    """Count the parameters, and the operations for one image of the network's size or of `image_size`."""
     size = _size_of(model, image_size)
     channels = model.config.channels if isinstance(model, Network) else 3
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -91,7 +91,7 @@ def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
     was_training = model.training
     nn.Module.train(model, False)
     try:
-        # Fused attention would be one operation, whose parts are not counted.
+        # The operations inside fused attention would not be counted.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
             functional_call(model, zeros, (images,))
     finally:
@@ -100,13 +100,13 @@ def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
-    """Zeros on the CPU that take no memory before they are written to: NumPy asks the system for such, torch not."""
+    """Return zeros on the CPU that take no memory until written to. NumPy allocates zeroed pages, torch does not."""
     pages = np.zeros(tensor.numel() * tensor.element_size(), dtype=np.uint8)
     return torch.from_numpy(pages).view(tensor.dtype).view(tensor.shape)
 
 
 class _Counter(TorchDispatchMode):
-    """Counts what a forward pass does; of equal operations only the first is carried out: networks repeat blocks."""
+    """Counts the operations of a forward pass. Of equal operations, as in repeated blocks, only the first is run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,24 +116,24 @@ class _Counter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled inside, and saying so to the compiler would import it: two seconds
+        return False  # the default would import the compiler, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         if func.is_view:
             return func(*args, **(kwargs or {}))
         if func._schema.is_mutable:
-            return self._carried_out(func, args, kwargs or {})[2]
-        asked = (func, _outline(args), _outline(tuple((kwargs or {}).items())))
-        if asked not in self._known:
-            self._known[asked] = found = self._carried_out(func, args, kwargs or {})
-            return found[2]
-        multiply_adds, elementwise, out = self._known[asked]
+            return self._run(func, args, kwargs or {})[2]
+        key = (func, _outline(args), _outline(tuple((kwargs or {}).items())))
+        if key not in self._known:
+            self._known[key] = result = self._run(func, args, kwargs or {})
+            return result[2]
+        multiply_adds, elementwise, out = self._known[key]
         self.multiply_adds += multiply_adds
         self.elementwise += elementwise
-        return _another(out)
+        return _new_zeros(out)
 
-    def _carried_out(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int, Any]:
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int, Any]:
         out = _product(func, args)
         if out is None:
             out = func(*args, **kwargs)
@@ -148,7 +148,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _outline(value: Any) -> Any:
-    """What the shape of an operation's output depends on, as a key."""
+    """Return a key of everything that determines the shape of an operation's output."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, tuple | list):
@@ -156,15 +156,15 @@ def _outline(value: Any) -> Any:
     return type(value), value
 
 
-def _another(out: Any) -> Any:
-    """Zeros like these, in nobody else's hands."""
+def _new_zeros(out: Any) -> Any:
+    """Return new zeros of the same shapes and strides."""
     if isinstance(out, Tensor):
         return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device).zero_()
-    return type(out)(_another(each) for each in out) if isinstance(out, tuple | list) else out
+    return type(out)(_new_zeros(each) for each in out) if isinstance(out, tuple | list) else out
 
 
 def _product(func: Any, args: Any) -> Tensor | None:
-    """Zeros in the shape of a matrix product or a convolution; None for other operations, which are cheap to do."""
+    """Return zeros in the shape of a matrix product or convolution, or None for other, cheap operations."""
     if func in _PRODUCTS:
         left, right = (args[position] for position in _PRODUCTS[func])
         return left.new_zeros(*left.shape[:-1], right.shape[-1])
@@ -202,10 +202,10 @@ def measure(
     batch_sizes: Sequence[int] = (1, 4, 16, 64),
     seconds: float = 2.0,
 ) -> dict[str, Speed]:
-    """Images per second of each network's forward pass: the best median over the batch sizes.
+    """Measure the throughput of each network: images per second, median of the passes, at the best batch size.
 
-    The networks take turns, so what else the machine does hits all of them alike; `seconds` is the time for each
-    network and batch size. A batch that does not fit is left out.
+    The networks take turns, so that other load on the machine affects all of them alike. `seconds` is the time per
+    network and batch size. Batches that do not fit into memory are skipped.
     """
     device = torch.device(device)
     models = {name: model.to(device, dtype).eval() for name, model in models.items()}
@@ -218,9 +218,9 @@ def measure(
         for name, speed in _take_turns(models, images, seconds).items():
             if name not in best or speed.images_per_second > best[name].images_per_second:
                 best[name] = speed
-    if lost := [name for name in models if name not in best]:
+    if failed := [name for name in models if name not in best]:
         raise ResourceError(
-            f"{', '.join(lost)}: not even a batch of {min(batch_sizes)} fits into the memory of {device}"
+            f"{', '.join(failed)}: a batch of {min(batch_sizes)} does not fit into the memory of {device}"
         )
     return best
 
@@ -229,7 +229,7 @@ def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], s
     times: dict[str, list[float]] = {}
     peaks: dict[str, float | None] = {}
     with torch.inference_mode():
-        for name, model in models.items():  # warm-up: kernels chosen, memory taken
+        for name, model in models.items():  # also the warm-up
             try:
                 peaks[name] = _peak_mem_mib(model, images[name])
                 times[name] = []
@@ -243,7 +243,7 @@ def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], s
 
 
 def tradeoffs(models: Mapping[str, nn.Module], top1: Mapping[str, float], **measuring: Any) -> list[Tradeoff]:
-    """Accuracy beside cost for a set of networks; `measuring` goes to `measure`, which takes turns between them."""
+    """Return accuracy and cost of several networks. `measuring` are options of `measure`."""
     costs = {name: cost(model, measuring.get("image_size")) for name, model in models.items()}
     speeds = measure(models, **measuring)
     return [
@@ -262,17 +262,17 @@ def tradeoffs(models: Mapping[str, nn.Module], top1: Mapping[str, float], **meas
 
 
 def _peak_mem_mib(model: nn.Module, images: Tensor) -> float | None:
-    if images.device.type == "cpu" and hasattr(model, "_orig_mod"):  # watching operations would undo the compiling
+    if images.device.type == "cpu" and hasattr(model, "_orig_mod"):  # counting bytes would disable the compiled code
         model(images)
         return None
     return peak_mem_mib(model, images)
 
 
 def _seconds_of(model: nn.Module, images: Tensor) -> float:
-    _synchronise(images.device)
+    _synchronize(images.device)
     before = time.perf_counter()
     model(images)
-    _synchronise(images.device)
+    _synchronize(images.device)
     return time.perf_counter() - before
 
 
@@ -284,7 +284,7 @@ def _speed(images: Tensor, seconds: float, peak_mem_mib: float | None) -> Speed:
     return Speed(len(images) / seconds, len(images), peak_mem_mib, name, dtype)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -292,13 +292,13 @@ def _synchronise(device: torch.device) -> None:
 def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
     if image_size is None:
         if not isinstance(model, Network):
-            raise UsageError(f"{type(model).__name__} does not know its image size: give image_size")
+            raise UsageError(f"{type(model).__name__} has no image size of its own: pass image_size")
         return model.config.image_size
     return (image_size, image_size) if isinstance(image_size, int) else image_size
 
 
 def cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
-    """Name, value and what it is, as a report shows them."""
+    """Return rows of name, value and explanation for a report."""
     return [
         ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
         ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),

@@ -1,9 +1,9 @@
-"""A network on a GPU as recorded CUDA graphs: the host launches one of them instead of some hundred kernels.
+"""Networks as captured CUDA graphs: the host launches one graph instead of hundreds of kernels.
 
-Between two small kernels a GPU waits for the host. A recorded pass has the same kernels, so the same results; every
-replay reads and writes the same memory, the network's weights among it, which may change in between.
-torch.cuda.make_graphed_callables would draw random numbers and change running statistics as it records, lets no other
-thread use the device meanwhile, and overwrites what a second forward pass still needs.
+Between small kernels a GPU waits for the host. A captured pass has the same kernels and so the same results. Every
+replay reads and writes the same memory, including the network's weights, which may change between replays.
+torch.cuda.make_graphed_callables is not used, because its capture draws random numbers, changes running statistics and
+blocks the device for other threads, and its replay overwrites what a second forward pass still needs.
 """
 
 import warnings
@@ -15,48 +15,52 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.batches.cuda_graph import capture
-from patchloom.models.wrapped import Wrapped
+from patchloom.models.compiled import NetworkWrapper
 
-SHAPES = 8  # of images for which inference is recorded; each keeps the memory of one pass
-ROUNDS = 2  # before a recording: what is compiled, tuned or made once must not be recorded
-# Other threads may use the device meanwhile.
+SHAPES = 8  # image shapes for which inference is captured; each holds the memory of one pass
+ROUNDS = 2  # warm-up passes before a capture, for compilation, tuning and lazy allocation
+# Other threads may use the device during a capture.
 CAPTURE: Any = {"capture_error_mode": "thread_local"}
 
 
-class CapturedNetwork(Wrapped):
-    """Calls a network by replaying what was recorded: a pass with gradients once, one without for each shape of images.
+class CapturedNetwork(NetworkWrapper):
+    """A network that replays captured CUDA graphs: one for training, and one per image shape for inference.
 
-    What cannot be replayed is called as it is: on a CPU; other images than the first, with gradients; a second forward
-    pass before the backward pass of the first, whose memory it would overwrite; a network that waits for the device.
-    Results with gradients, and the gradients themselves, lie in recorded memory until the next pass: forget them
-    (zero_grad) before it.
+    The network is called directly if a replay is not possible: on a CPU; for training with images of another shape
+    than the first; for a second forward pass before the backward pass of the first, whose memory it would overwrite;
+    and if the network synchronizes with the device.
+
+    Outputs with gradients and the gradients themselves are in graph memory, which the next pass overwrites: release
+    them (zero_grad) before it.
     """
 
     def __init__(self, called: nn.Module) -> None:
-        """Give a network, or what stands for it, such as a compiled one."""
+        # `called` is a network or a wrapper of one, such as a compiled network.
         super().__init__(getattr(called, "_orig_mod", called))
-        self._called = called.__call__  # no module of this one, whose weights would be listed twice
+        self._called = called.__call__  # a bound method: as a submodule, its weights would be listed twice
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._pass: _Pass | None = None
-        self._records = True
+        self._captures = True
 
     def forward(self, images: Tensor, **options: Any) -> Any:
-        """As the network's."""
-        records = images.is_cuda and self._records and not images.requires_grad
-        replay = self._replay_of(images, options) if records else None
+        """Call the network."""
+        captures = images.is_cuda and self._captures and not images.requires_grad
+        replay = self._replay_of(images, options) if captures else None
         return self._called(images, **options) if replay is None else replay(images)
 
     def _replay_of(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
-        """What was recorded for such images, now if need be; None where they are to be called."""
+        """Return the replay for such images, capturing it on first use, or None to call the network directly."""
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in self._orig_mod.parameters())
         try:
             return (self._with_gradients if learns else self._without_gradients)(images, options)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._records = False
+            self._captures = False
             first = str(error).partition("\n")[0]
-            warnings.warn(f"the network cannot be recorded and is called kernel by kernel: {first}", stacklevel=2)
+            warnings.warn(
+                f"the network cannot be captured as a CUDA graph and runs kernel by kernel: {first}", stacklevel=2
+            )
             return None
 
     def _with_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
@@ -72,12 +76,12 @@ class CapturedNetwork(Wrapped):
             called = _without_cached_casts(self._called)
             with torch.inference_mode(False), torch.no_grad():
                 self._replays[key] = capture(lambda x: (called(x),), images.clone())
-        recorded = self._replays[key]
-        return lambda x: recorded(x)[0]
+        replay = self._replays[key]
+        return lambda x: replay(x)[0]
 
 
 class _Pass:
-    """A recorded forward and backward pass of a network."""
+    """A captured forward and backward pass of a network."""
 
     def __init__(self, called: Callable[..., Any], network: nn.Module, images: Tensor, options: dict[str, Any]) -> None:
         self.network, self.training, self.options = network, network.training, options
@@ -85,37 +89,37 @@ class _Pass:
         self.parameters = [each for each in network.parameters() if each.requires_grad]
         self.images = images.detach().clone()
         self.waits: weakref.ref[_Waiting] | None = None
-        noted = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        saved = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
             with torch.random.fork_rng(devices=[images.device]):
-                self._record(_without_cached_casts(called))
+                self._capture(_without_cached_casts(called))
         finally:
-            for buffer, before in noted:  # running statistics
+            for buffer, before in saved:  # running statistics
                 buffer.copy_(before)
 
-    def _record(self, called: Callable[..., Any]) -> None:
+    def _capture(self, called: Callable[..., Any]) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(ROUNDS):
-                found = _several(called(self.images, **self.options))
-                self._gradients(found, tuple(torch.zeros_like(each) for each in found))
-            del found
+                outputs = _as_tuple(called(self.images, **self.options))
+                self._gradients(outputs, tuple(torch.zeros_like(each) for each in outputs))
+            del outputs
         torch.cuda.synchronize()
-        self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.ahead, stream=stream, **CAPTURE):
+        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward_graph, stream=stream, **CAPTURE):
             out = called(self.images, **self.options)
-        found = _several(out)
-        self.given = tuple(torch.empty_like(each) for each in found)
-        with torch.cuda.graph(self.back, stream=stream, pool=self.ahead.pool(), **CAPTURE):
-            self.gradients = self._gradients(found, self.given)
-        self.one, self.out = isinstance(out, Tensor), tuple(each.detach() for each in found)
+        outputs = _as_tuple(out)
+        self.output_gradients = tuple(torch.empty_like(each) for each in outputs)
+        with torch.cuda.graph(self.backward_graph, stream=stream, pool=self.forward_graph.pool(), **CAPTURE):
+            self.gradients = self._gradients(outputs, self.output_gradients)
+        self.is_single, self.out = isinstance(out, Tensor), tuple(each.detach() for each in outputs)
 
-    def _gradients(self, out: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(out, self.parameters, given, allow_unused=True)
+    def _gradients(self, out: tuple[Tensor, ...], output_gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(out, self.parameters, output_gradients, allow_unused=True)
 
     def fits(self, images: Tensor, options: dict[str, Any]) -> bool:
-        """Whether a replay gives what a call would, and nobody waits for the gradients of the last one."""
+        """Return whether a replay equals a call, and no backward pass of the last replay is pending."""
         waiting = self.waits() if self.waits else None
         same = images.shape == self.images.shape and images.dtype == self.images.dtype and options == self.options
         same = same and self.network.training == self.training and _precision() == self.precision
@@ -125,51 +129,51 @@ class _Pass:
         waiting = _Waiting()
         self.waits = weakref.ref(waiting)
         out = _Replay.apply(self, waiting, images, *self.parameters)
-        return out[0] if self.one else out
+        return out[0] if self.is_single else out
 
 
 class _Waiting:
-    """Whether the backward pass of a forward pass was made; it lives as long as that may come."""
+    """Whether a backward pass has run. This object lives as long as the backward pass is possible."""
 
     done = False
 
 
 class _Replay(torch.autograd.Function):
-    """The recorded passes, as autograd calls them."""
+    """The captured passes as an autograd function."""
 
     @staticmethod
     def forward(
-        ctx: Any, recorded: _Pass, waiting: _Waiting, images: Tensor, *parameters: Tensor
+        ctx: Any, captured: _Pass, waiting: _Waiting, images: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        """What the network gives, in recorded memory."""
+        """Return the outputs of the network, in graph memory."""
         del parameters
-        ctx.recorded, ctx.waiting = recorded, waiting
-        recorded.images.copy_(images)
-        recorded.ahead.replay()
-        return tuple(each.detach() for each in recorded.out)
+        ctx.captured, ctx.waiting = captured, waiting
+        captured.images.copy_(images)
+        captured.forward_graph.replay()
+        return tuple(each.detach() for each in captured.out)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the parameters, in recorded memory."""
-        recorded: _Pass = ctx.recorded
-        for own, grad in zip(recorded.given, given, strict=True):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the parameters, in graph memory."""
+        captured: _Pass = ctx.captured
+        for own, grad in zip(captured.output_gradients, gradients, strict=True):
             own.copy_(grad)
-        recorded.back.replay()
+        captured.backward_graph.replay()
         ctx.waiting.done = True
-        return None, None, None, *(each if each is None else each.detach() for each in recorded.gradients)
+        return None, None, None, *(each if each is None else each.detach() for each in captured.gradients)
 
 
 def _precision() -> torch.dtype | None:
-    """Of autocast, where it is on."""
+    # The dtype of autocast, or None if it is off.
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
 
 
-def _several(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _as_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (out,) if isinstance(out, Tensor) else out
 
 
 def _without_cached_casts(called: Callable[..., Any]) -> Callable[..., Any]:
-    """Under autocast weights are cast anew by every call: a cast made before the recording would never change again."""
+    """Cast weights at every call under autocast: a cast cached before the capture would never be updated."""
 
     def call(images: Tensor, **options: Any) -> Any:
         with torch.autocast("cuda", enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):

@@ -1,9 +1,10 @@
-"""Networks that a stranger's config tells of: built only where the weights beside it have their names and shapes.
+"""Build networks from untrusted configs, and load weights into them.
 
-A config of a few hundred bytes can ask for terabytes. So its whole numbers are compared with the weights first, then
-the network is built without memory, and only one whose tensors are those of the file is built with it.
+A config of a few hundred bytes can request terabytes. So its integers are compared with the weights first, then the
+network is built on the meta device, and only if its tensors match the file is memory allocated.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,30 +13,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from patchloom.models.sharding import is_sharded
 from patchloom_runtime.errors import CheckpointError, PatchloomError
 
-# Beyond it a whole number among the options must be a dimension of some weight, or less than their number.
+# A larger integer among the options must be a dimension of some weight, or at most the number of weights.
 ANY_OPTION = 4096
-# Where the weights are lost: more than networks have.
+# Limits if there are no weights to compare with: more than networks have.
 MOST_OPTION, MOST_PARAMETERS = 1 << 20, 100_000
-# Parameters made for each weight of the file: timm's networks are tried in several ways before they are made.
+# Parameters created per weight of the file: timm's networks are tried with several options before they are made.
 _TRIES = 16
-_SHOWN = 5
+_MOST_LISTED = 5
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def make_for(weights: Mapping[str, Tensor], make: Callable[[], M], options: Mapping[str, Any], *, config: str) -> M:
-    """`make()`, which builds a network with `options`, where that can be the network of these weights.
+    """Return `make()`, which builds a network with `options`, after checking that it matches these weights.
 
-    Where its tensors are all among the weights it holds those themselves: drawing others first would take longer than
-    reading the file. `config` is the file that the options are from, for the CheckpointError where it cannot.
+    If all its tensors are among the weights, the network uses these directly: initializing others would take longer
+    than reading the file. `config` is the file with the options, for messages.
     """
     most = max([ANY_OPTION, len(weights), *(side for tensor in weights.values() for side in tensor.shape)])
     frame = make_frame(make, options, config=config, most=most, parameters=_TRIES * len(weights) + 1024)
     if differ := differences(frame.state_dict(), weights):
-        raise CheckpointError(f"{config} is of another network or number of classes than its weights: {differ}.")
+        raise CheckpointError(
+            f"{config} does not match its weights, which are of another network or number of classes: {differ}."
+        )
     if _is_filled_by(frame, weights):
         frame.load_state_dict(dict(weights), assign=True)
         return frame
@@ -44,9 +46,9 @@ def make_for(weights: Mapping[str, Tensor], make: Callable[[], M], options: Mapp
 
 
 def _is_filled_by(network: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-    """Whether all its tensors are among the weights, once: no buffers that are not saved, no plain attributes."""
+    """Return whether all its tensors are among the weights: no unsaved buffers, shared tensors or plain attributes."""
     named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
-    shared = len({id(tensor) for _, tensor in named}) < len(named)  # which would be two tensors afterwards
+    shared = len({id(tensor) for _, tensor in named}) < len(named)  # loading would separate them
     loose = any(isinstance(value, Tensor) for module in network.modules() for value in vars(module).values())
     return not (shared or loose) and all(name in weights for name, _ in named)
 
@@ -59,44 +61,45 @@ def make_frame(
     most: int = MOST_OPTION,
     parameters: int = MOST_PARAMETERS,
 ) -> M:
-    """`make()` on the meta device, which takes no memory; a CheckpointError where it would take for ever, or fails."""
+    """Return `make()` on the meta device, which takes no memory. Raise CheckpointError if it is too large or fails."""
     for name, value in options.items():
         if any(abs(number) > most for number in _whole_numbers(value)):
-            shown = f"{value!r}"
-            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-            raise CheckpointError(f"{config}: {name} is {shown}, expected at most {most:,}: no weight has so many.")
+            text = f"{value!r}"
+            text = text if len(text) <= 60 else f"{text[:57]}..."
+            raise CheckpointError(f"{config}: {name} is {text}, expected at most {most:,}: no weight is that large.")
     with _named(config), torch.device("meta"), _no_more_parameters_than(parameters):
         return make()
 
 
 @contextmanager
 def _named(config: str) -> Iterator[None]:
-    """What keeps a network from being built is said of the file that tells of it."""
+    """Raise CheckpointError naming the config file if the network cannot be built."""
     try:
         yield
     except PatchloomError as error:
-        raise CheckpointError(f"{config} is of no network that can be built: {error}") from error
-    except Exception as error:  # options that nobody foresaw, which torch refuses in words of its own
+        raise CheckpointError(f"{config} describes no network that can be built: {error}") from error
+    except Exception as error:  # unforeseen options, which torch rejects
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{config} is of no network that can be built: {reason}") from error
+        raise CheckpointError(f"{config} describes no network that can be built: {reason}") from error
 
 
-def differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """Names, shapes and kinds of number in which weights differ from a network's own; '' where they fit."""
-    differ = [f"{name} is missing" for name in own if name not in given]
-    differ += [f"{name} is unknown" for name in given if name not in own]
-    both = [(name, own[name], given[name]) for name in own if name in given]
+def differences(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str:
+    """Return the names, shapes and dtypes in which weights differ from a network's own, or ''."""
+    differ = [f"{name} is missing" for name in own if name not in weights]
+    differ += [f"{name} is unknown" for name in weights if name not in own]
+    both = [(name, own[name], weights[name]) for name in own if name in weights]
     differ += [
-        f"{name} is {tuple(found.shape)}, expected {tuple(expected.shape)}"
-        for name, expected, found in both
-        if found.shape != expected.shape
+        f"{name} is {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+        for name, expected, actual in both
+        if actual.shape != expected.shape
     ]
     differ += [
-        f"{name} is {found.dtype}, expected {expected.dtype}"
-        for name, expected, found in both
-        if found.is_floating_point() != expected.is_floating_point()
+        f"{name} is {actual.dtype}, expected {expected.dtype}"
+        for name, expected, actual in both
+        if actual.is_floating_point() != expected.is_floating_point()
     ]
-    return "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
+    more = len(differ) - _MOST_LISTED
+    return "; ".join(differ[:_MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
@@ -109,16 +112,16 @@ def _whole_numbers(value: Any) -> Iterator[int]:
 
 @contextmanager
 def _no_more_parameters_than(most: int) -> Iterator[None]:
-    """End the building of a network that has many times the parameters there are weights for."""
-    made = 0
+    """Raise CheckpointError while a network is built if it has many more parameters than weights."""
+    count = 0
 
-    def count(*_: Any) -> None:
-        nonlocal made
-        made += 1
-        if made > most:
-            raise CheckpointError(f"it has more than {most:,} parameters, which its weights do not")
+    def count_parameter(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise CheckpointError(f"it has more than {most:,} parameters, many more than its weights")
 
-    hook = register_module_parameter_registration_hook(count)
+    hook = register_module_parameter_registration_hook(count_parameter)
     try:
         yield
     finally:
@@ -126,7 +129,7 @@ def _no_more_parameters_than(most: int) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load exactly these weights, or a CheckpointError that lists the names and shapes that differ."""
+    """Load exactly these weights. Raise CheckpointError with the names and shapes that differ."""
     own = module.state_dict()
     if differ := differences(own, weights):
         raise CheckpointError(f"{source} is of another network or number of classes: {differ}.")
@@ -134,11 +137,17 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
 
 
 def like(own: Tensor, value: Tensor) -> Tensor:
-    """The value split over ranks as `own` is, or in its memory order, as an optimiser itself would make it."""
+    """Return the value sharded over ranks like `own`, or in its memory format, as an optimizer creates its state."""
     if is_sharded(own):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(own, DTensor)
-        # Every rank has read the whole value: no rank needs to send it.
+        # Every rank has read the whole value, so none needs to send it.
         return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
     return torch.empty_like(own, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor, without importing its module, which takes more than a second."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

@@ -1,11 +1,11 @@
-"""PatchConvNet: a convolutional stem, a column of convolutional blocks, and one class-attention layer that pools.
+"""PatchConvNet: a convolutional stem, a column of convolutional blocks, and one class-attention layer as pooling.
 
-Letters: B images, H×W positions, N = H·W, T class tokens, C channels. A convnet with the shape of a ViT: constant
-resolution, no positions, any image size; its pooling weights are the attention map. (Touvron et al. 2021; thesis
-chapter 5.)
-Paper and code: the stem has GELU between its convolutions only, the 3×3 of the trunk is depth-wise, the pooling's
-feed-forward layer is 3 wide, and the class token is among the keys unless there is one per class, all as the authors'
-code. LayerScale starts at 1e-6 (S60: 1e-4). Drop path per table 5.8 is the recipe's.
+Letters: B images, H×W pixels, N positions, T class tokens, K classes, C channels. A convnet with the shape of a ViT:
+constant resolution, no position embeddings, any image size. Its pooling weights are the attention map. (Touvron et al.
+2021; thesis chapter 5.)
+Paper and code, as in the authors' code: the stem has GELU only between its convolutions, the 3×3 of the trunk is
+depthwise, the MLP of the pooling expands by 3, and the class token is among the keys unless there is one per class.
+LayerScale starts at 1e-6 (S60: 1e-4). Drop path of table 5.8 is in the recipes.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import make_norm
 from patchloom.layers.patches import ConvStem, LearnedTokens, PatchProjection
 from patchloom.layers.residual import ClassBlock, ClassResidual, Residual, make_scale
-from patchloom.models.dense.pyramid import Kept, Level, Taps
+from patchloom.models.dense.pyramid import BlockOutputs, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
 from patchloom.models.vit import check_heads
 from patchloom_runtime.errors import UsageError
@@ -29,24 +29,24 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPoolConfig(NetworkConfig):
-    """Options of the attention pooling, on whatever convnet it stands."""
+    """Options of attention pooling, for any convnet."""
 
     pool: Literal["attention", "average"] = "attention"
     pool_heads: int = 1
     class_tokens: Literal["one", "per_class"] = "one"
-    mlp_ratio: float = 3.0  # of the pooling's feed-forward layer
+    mlp_ratio: float = 3.0  # of the MLP of the pooling
     scale_init: float = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConvNetConfig(AttentionPoolConfig):
-    """Options of PatchConvNet; the ablations of table 5.7 are choices here."""
+    """Options of PatchConvNet, including the ablations of table 5.7."""
 
     depth: int = 60
     dim: int = 384
     norm: Literal["layer", "batch"] = "layer"
     stem: Literal["conv", "linear"] = "conv"
-    patch_size: int = 16  # of the linear stem; the convolutional one has 16
+    patch_size: int = 16  # of the linear stem; the convolutional one has stride 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +54,7 @@ class PatchConvNetConfig(AttentionPoolConfig):
 
 
 class AttentionPool(nn.Module):
-    """One or many class tokens read the positions in a single softmax, then a feed-forward layer."""
+    """Class tokens, one or one per class, attend to the positions, then pass through an MLP."""
 
     def __init__(self, config: AttentionPoolConfig, dim: int) -> None:
         super().__init__()
@@ -73,12 +73,12 @@ class AttentionPool(nn.Module):
         truncated_normal_(self)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """(B, N, C) → (B, T+N, C), what was read first."""
+        """(B, N, C) → (B, T+N, C), class tokens first."""
         return torch.cat([self.block(self.token(positions.shape[0]), positions), positions], dim=1)
 
 
 class PerClassLinear(nn.Linear):
-    """A classifier that gives the k-th class token the k-th row of weights."""
+    """A classifier in which the k-th row of weights applies to the k-th class token."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, K, C) → (B, K)."""
@@ -86,33 +86,29 @@ class PerClassLinear(nn.Linear):
 
 
 class AttentionPooled(Network):
-    """What PatchConvNet shares with another convnet under attention pooling."""
+    """Base of PatchConvNet and other convnets with attention pooling."""
 
     config: AttentionPoolConfig
     any_resolution = True
 
     @property
     def averages_patches(self) -> bool:
-        """Where the pooling is an average."""
         return self.config.pool == "average"
 
     @property
     def pools_by_attention(self) -> bool:
-        """Where the pooling is no average."""
         return self.config.pool == "attention"
 
     @property
     def has_class_attention(self) -> bool:
-        """In the pooling."""
         return self.pools_by_attention
 
     @property
     def has_token_per_class(self) -> bool:
-        """As the config says."""
         return self.config.class_tokens == "per_class"
 
     def make_classifier(self, inputs: int) -> nn.Module:
-        """A linear classifier, or one row per class token."""
+        """Return a linear classifier, or one with a row per class token."""
         if self.config.class_tokens == "per_class" and self.config.num_classes:
             if self.config.head == "mlp":
                 raise UsageError("head=mlp needs one vector per image; with class_tokens=per_class the head is linear")
@@ -122,7 +118,7 @@ class AttentionPooled(Network):
         return super().make_classifier(inputs)
 
     def pool(self, features: Tensor) -> Tensor:
-        """(B, T+N, C) → the class token (B, C), all of them (B, K, C), or the average of the positions."""
+        """(B, T+N, C) → class token (B, C), all class tokens (B, K, C), or mean of the positions (B, C)."""
         if self.config.pool == "average":
             return features.mean(dim=1)
         return features[:, 0] if self.config.class_tokens == "one" else features[:, : self.config.num_classes]
@@ -158,18 +154,17 @@ class PatchConvNet(AttentionPooled):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the features."""
         return self.config.dim
 
     def taps(self) -> Taps:
-        """The last block alone, whose output is read at all levels (thesis 5.3.3)."""
+        """Return the last block, whose output is used at all levels (thesis 5.3.3)."""
         stride = 16 if self.config.stem == "conv" else self.config.patch_size
         return {self.blocks[-1]: Level(stride, self.config.dim)}
 
-    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
-        """(B, 3, H, W), any size → (B, H/16, W/16, C), rounded up, before pooling and the last norm."""
+    def run_blocks(self, images: Tensor, outputs: BlockOutputs | None = None) -> Tensor:
+        """(B, 3, H, W), any size → (B, ⌈H/16⌉, ⌈W/16⌉, C), before pooling and the last norm."""
         self.check_images(images)
-        return self.run_all(self.blocks, self.stem(images), kept)
+        return self.run_all(self.blocks, self.stem(images), outputs)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W), any size → (B, T+N, C), class tokens first."""
@@ -183,7 +178,7 @@ _S = {"dim": 384}
 _B = {"dim": 768}
 _L = {"dim": 1024}
 
-# Name → what differs from the defaults (thesis tables 5.1 and 5.8).
+# Name → options that differ from the defaults (thesis tables 5.1 and 5.8).
 VARIANTS: dict[str, dict[str, Any]] = {
     "patchconvnet_s20": _S | {"depth": 20},
     "patchconvnet_s36": _S | {"depth": 36},

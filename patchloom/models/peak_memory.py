@@ -1,7 +1,7 @@
-"""Peak memory of inference (CO-1; thesis figures 5.3 and 5.7): weights, images and all that is alive with them.
+"""Peak memory of inference (CO-1; thesis figures 5.3 and 5.7): weights, images and activations.
 
-On a GPU its allocator says it. On a CPU every operation is watched: a tensor counts from the operation that made it
-until nothing refers to it any more, views count once. Scratch memory inside a kernel is not seen there.
+On a GPU, the allocator measures it. On a CPU, every operation is observed: a tensor counts from its creation until
+nothing refers to it, and views count once. Scratch memory inside a CPU kernel is not included.
 """
 
 import weakref
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def peak_mem_mib(model: nn.Module, images: Tensor) -> float:
-    """Most memory in use while `model` answers `images`, in eval mode and without gradients."""
+    """Return the peak memory of a forward pass without gradients, in MiB. `model` must be in eval mode."""
     live = LiveBytes([*model.parameters(), *model.buffers(), images])
     with torch.no_grad():
         if images.device.type == "cuda":
@@ -38,26 +38,26 @@ def memory_by_size(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> dict[int, float | None]:
-    """Image size → peak memory in MiB of the network that `make` gives for it; None where it does not fit."""
-    found: dict[int, float | None] = {}
+    """Return the peak memory in MiB by image size, for the networks `make(size)`; None if out of memory."""
+    peaks: dict[int, float | None] = {}
     for size in sizes:
         try:
             model = make(size).to(device, dtype).eval()
             channels = model.config.channels if isinstance(model, Network) else 3
-            found[size] = peak_mem_mib(model, torch.zeros(batch, channels, size, size, device=device, dtype=dtype))
+            peaks[size] = peak_mem_mib(model, torch.zeros(batch, channels, size, size, device=device, dtype=dtype))
         except torch.OutOfMemoryError:
-            found[size] = None
-    if all(value is None for value in found.values()):
-        raise ResourceError(f"not even {batch} images of {min(sizes)} pixels fit into the memory of {device}")
-    return found
+            peaks[size] = None
+    if all(value is None for value in peaks.values()):
+        raise ResourceError(f"{batch} images of {min(sizes)} pixels do not fit into the memory of {device}")
+    return peaks
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all tensors alive: those given, and every one made inside; `peak` is the most there were at once."""
+    """Counts the bytes of live tensors: `tensors`, and all that are created inside. `peak` is the maximum."""
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.bytes = 0
         self.peak = 0
         for tensor in tensors:
@@ -65,10 +65,9 @@ class LiveBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled inside, and saying so to the compiler would import it: two seconds
+        return False  # the default would import the compiler, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count what it leaves."""
         del types
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
@@ -78,10 +77,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._storages:
             return
         size = storage.nbytes()
-        self._seen.add(storage)
+        self._storages.add(storage)
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
         weakref.finalize(storage, self._remove, size).atexit = False
@@ -91,7 +90,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _allocated(model: nn.Module, images: Tensor) -> int:
-    """Bytes taken beyond those in use before: other networks on the device are not this one's memory."""
+    """Return the bytes allocated beyond those in use before, which may belong to other networks."""
     before = torch.cuda.memory_allocated(images.device)
     torch.cuda.reset_peak_memory_stats(images.device)
     model(images)

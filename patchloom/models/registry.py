@@ -1,4 +1,7 @@
-"""Names of published networks → networks."""
+"""Create networks by name.
+
+The names and costs of all networks are also in `catalog`, as constants that do not need torch.
+"""
 
 import dataclasses
 import fnmatch
@@ -10,7 +13,7 @@ from typing import Any
 from patchloom.models.network import Network, Size
 from patchloom_runtime.errors import PatchloomError, UsageError, nearest
 
-# How the names of a family begin → its module and its class; the order is that of `list_models`.
+# Prefix of the names of a family → its module and class, in the order of `list_models`.
 _FAMILIES = {
     "resmlp": ("resmlp", "ResMLP"),
     "mixer": ("mixer", "Mixer"),
@@ -24,11 +27,11 @@ _FAMILIES = {
 
 
 @cache
-def _family(beginning: str) -> tuple[type[Network], dict[str, Any]]:
-    """The class of a family and its variants; its module is imported when it is first asked for."""
-    module, name = _FAMILIES[beginning]
-    found = import_module(f"patchloom.models.{module}")
-    return getattr(found, name), found.VARIANTS
+def _family(prefix: str) -> tuple[type[Network], dict[str, Any]]:
+    """Return the class and the variants of a family, whose module is imported on first use."""
+    module_name, class_name = _FAMILIES[prefix]
+    module = import_module(f"patchloom.models.{module_name}")
+    return getattr(module, class_name), module.VARIANTS
 
 
 def _families() -> dict[type[Network], dict[str, Any]]:
@@ -43,12 +46,17 @@ def create_model(
     weights: str | None = None,
     **options: Any,
 ) -> Network:
-    """A network by its published name, with random weights, or with published ones: `weights="in1k"` or NAME:in1k.
+    """Create a network by name, with random or published weights.
 
-    Published weights (`patchloom models NAME` lists them) are fetched where they are not here yet. With another number
-    of classes the classifier is new, at another image size they are resampled; by default it is as published, without
-    weights for 1,000 classes and 224 pixels. `options` are the family's; an unknown name or option is an error that
-    names the nearest ones.
+    Args:
+        name: Name of a network, such as "resmlp_s12". "resmlp_s12:in1k" also selects weights.
+        num_classes: Default: as published, or 1,000 without weights. Another number gets a new classifier.
+        image_size: Default: as published, or 224 pixels without weights. Weights are resampled to another size.
+        weights: Tag of published weights, such as "in1k" (`patchloom models NAME` lists them). They are downloaded on
+            first use.
+        options: Options of the family.
+
+    Raises UsageError with the nearest match for an unknown name or option.
     """
     if weights is None and ":" in name:
         from patchloom.models.pretrained.table import is_published_name
@@ -57,8 +65,8 @@ def create_model(
             name, _, weights = name.partition(":")
     if weights is not None:
         return _with_weights(name, weights, num_classes, image_size, options)
-    given: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
-    return build_model(name, **{key: value for key, value in given.items() if value is not None}, **options)
+    sizes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
+    return build_model(name, **{key: value for key, value in sizes.items() if value is not None}, **options)
 
 
 def _with_weights(
@@ -68,63 +76,63 @@ def _with_weights(
     from patchloom.models.pretrained.published import load_published
     from patchloom.models.pretrained.table import weights_named
 
-    found = weights_named(f"{name}:{tag}")
-    asked = {"num_classes": num_classes, "image_size": image_size}
-    given: dict[str, Any] = {"num_classes": found.classes, "image_size": found.image_size, **found.options}
-    given |= {key: value for key, value in asked.items() if value is not None}
-    network = build_model(name, **given | options)
-    return load_published(network, fetch_weights(found), new_head=True, adapt_resolution=True)
+    weights = weights_named(f"{name}:{tag}")
+    requested = {"num_classes": num_classes, "image_size": image_size}
+    values: dict[str, Any] = {"num_classes": weights.classes, "image_size": weights.image_size, **weights.options}
+    values |= {key: value for key, value in requested.items() if value is not None}
+    network = build_model(name, **values | options)
+    return load_published(network, fetch_weights(weights), new_head=True, adapt_resolution=True)
 
 
 def build_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:
-    """The same with random weights, where a file says name and options: nothing is fetched, whatever stands there."""
-    given = {"num_classes": num_classes, "image_size": image_size, **options}
+    """Create a network with random weights. Safe for untrusted names and options: nothing is ever downloaded."""
+    values = {"num_classes": num_classes, "image_size": image_size, **options}
     family = family_of(name)
     variant = _variant(name)
-    _check_options(name, family, given)
+    _check_options(name, family, values)
     try:
-        return family(family.Config(name=name, **(variant | given)))
+        return family(family.Config(name=name, **(variant | values)))
     except PatchloomError:
         raise
-    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # values nobody foresaw
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise UsageError(f"{name} cannot be built with {shown[:300]}: {' '.join(str(error).split())[:200]}") from error
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # unforeseen values
+        listed = ", ".join(f"{key}={value!r}" for key, value in values.items())
+        raise UsageError(f"{name} cannot be built with {listed[:300]}: {' '.join(str(error).split())[:200]}") from error
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a shell pattern, in the order of the papers."""
+    """Return the names of all networks that match a shell pattern, in the order of the papers."""
     names = [name for variants in _families().values() for name in variants]
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def family_of(name: str) -> type[Network]:
-    """The class of the network called `name`."""
-    beginning = name.split("_")[0]
-    if beginning in _FAMILIES and name in _family(beginning)[1]:
-        return _family(beginning)[0]
+    """Return the class of a network. Raise UsageError for an unknown name."""
+    prefix = name.split("_")[0]
+    if prefix in _FAMILIES and name in _family(prefix)[1]:
+        return _family(prefix)[0]
     from patchloom.models.pretrained.table import unknown_network
 
     raise unknown_network(name)
 
 
 def _variant(name: str) -> dict[str, Any]:
-    """The options a network that is known is published with."""
+    """Return the published options of a network."""
     return dict(_family(name.split("_")[0])[1][name])
 
 
 def options_of(family: type[Network]) -> list[str]:
-    """Option names of a family, the shared ones first."""
+    """Return the option names of a family, shared ones first."""
     return [field.name for field in dataclasses.fields(family.Config) if field.name != "name"]
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """Every option of the network called `name` with the value it is published with."""
+    """Return all options of a network with their published values."""
     family = family_of(name)
     return dataclasses.asdict(family.Config(name=name, **_variant(name)))
 
 
 def choices_of(name: str) -> dict[str, str]:
-    """The options of the network called `name` that are one of a few words → those words."""
+    """Return the options of a network that have a fixed set of choices, with these choices."""
     hints = typing.get_type_hints(family_of(name).Config)
     return {
         key: ", ".join(typing.get_args(hint))

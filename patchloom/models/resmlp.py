@@ -1,10 +1,10 @@
-"""ResMLP: patches mixed by one linear layer, channels by an MLP, no attention and no batch or channel statistics.
+"""ResMLP: one linear layer mixes patches, an MLP mixes channels. No attention, no batch or channel statistics.
 
-Letters: B images, N patches, C channels. Like ViT without attention and class token, like Mixer without LayerNorm and
-with a single matrix across patches. (Touvron et al. 2021; thesis chapter 4.)
-Paper and code: the output Aff of eq. 2–3 is LayerScale without a bias in the authors' code and pseudo-code, and here.
-B24/8 starts LayerScale at 1e-6 as published, where the depth rule (0.1 up to 18 layers, 1e-5 at 24, 1e-6 deeper) gives
-1e-5. A table-3 communication layer that is "none" goes with its Aff and LayerScale.
+Letters: B images, N patches, C channels. Like ViT without attention and class token, or like Mixer without LayerNorm
+and with a single matrix across patches. (Touvron et al. 2021; thesis chapter 4.)
+Paper and code: the output Aff of eq. 2–3 is LayerScale without bias in the authors' code and pseudo-code, and here.
+LayerScale of B24/8 starts at 1e-6 as published; the depth rule (0.1 up to 18 layers, 1e-5 at 24, 1e-6 deeper) would
+give 1e-5. With communication "none" (table 3), the whole token branch is removed.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from patchloom.layers.norms import NormName, make_norm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Branch, ClassBlock, ClassResidual, PostNormResidual, Residual, make_scale
 from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
-from patchloom.models.dense.pyramid import Kept, Level, Taps
+from patchloom.models.dense.pyramid import BlockOutputs, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResMLPConfig(NetworkConfig):
-    """Options of ResMLP; the ablations of table 3 and arXiv appendix A are choices here."""
+    """Options of ResMLP, including the ablations of table 3 and arXiv appendix A."""
 
     depth: int = 12
     dim: int = 384
     patch_size: int = 16
     mlp_ratio: float = 4.0
-    scale_init: float | None = None  # None: by depth, as CaiT
+    scale_init: float | None = None  # None: by depth, as in CaiT
     norm: NormName = "affine"
-    norm_place: Literal["pre", "post"] = "pre"  # before the mixing, or after the sum (ResMLP 3.4)
+    norm_place: Literal["pre", "post"] = "pre"  # before the mixer, or after the sum (ResMLP 3.4)
     communication: Literal["linear", "none", "mlp", "conv", "depthwise", "separable"] = "linear"
-    communication_expansion: float = 4.0  # of communication="mlp"
+    communication_expansion: float = 4.0  # for communication="mlp"
     pool: Literal["average", "class_mlp"] = "average"
     activation: ActivationName = "gelu"
     position: bool = False
@@ -90,7 +90,7 @@ class ResMLP(Network):
                 hidden = round(c.communication_expansion * self.grid[0] * self.grid[1])
                 return TokenMLP(self.grid, hidden, activation=c.activation)
             case kind:
-                from patchloom.layers.convolution import TokenConv  # which few want
+                from patchloom.layers.convolution import TokenConv  # rarely needed
 
                 return TokenConv(c.dim, self.grid, kind)
 
@@ -100,25 +100,23 @@ class ResMLP(Network):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the features."""
         return self.config.dim
 
     @property
     def averages_patches(self) -> bool:
-        """Unless a class token reads them."""
         return self.config.pool == "average"
 
     def taps(self) -> Taps:
-        """Every block, at the stride of the patches."""
+        """Return every block, at the patch stride."""
         return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
 
-    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+    def run_blocks(self, images: Tensor, outputs: BlockOutputs | None = None) -> Tensor:
         """(B, 3, H, W) → (B, N, C), before pooling and the last norm."""
         self.check_images(images)
         tokens = self.stem(images).flatten(1, 2)  # (B, N, C)
         if self.position is not None:
             tokens = self.position(tokens)
-        return self.run_all(self.blocks, tokens, kept)
+        return self.run_all(self.blocks, tokens, outputs)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, N, C), or (B, 1+N, C) with class-MLP pooling."""
@@ -131,12 +129,12 @@ class ResMLP(Network):
         return self.norm(tokens)
 
     def pool(self, features: Tensor) -> Tensor:
-        """The average of the patches, or the class token."""
+        """Features → mean of the patches or class token, (B, C)."""
         return features[:, 0] if self.config.pool == "class_mlp" else features.mean(dim=1)
 
     @classmethod
     def config_at(cls, config: ResMLPConfig, size: tuple[int, int]) -> ResMLPConfig:
-        """Another size; a communication MLP keeps its hidden units unless the grid grows by whole factors."""
+        """Return the config for another size. Token MLPs keep their hidden units unless the grid grows by integers."""
         new = dataclasses.replace(config, image_size=size)
         expansion = expansion_at(
             config.communication_expansion, config.grid(config.patch_size), new.grid(new.patch_size)
@@ -145,11 +143,11 @@ class ResMLP(Network):
 
 
 def depth_rule(depth: int) -> float:
-    """LayerScale's start by depth (CaiT; thesis 3.5.1)."""
+    """Return the initial LayerScale by depth (CaiT; thesis 3.5.1)."""
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
-# Name → what differs from the defaults (NeurIPS version, tables 1 and 3).
+# Name → options that differ from the defaults (NeurIPS version, tables 1 and 3).
 VARIANTS: dict[str, dict[str, Any]] = {
     "resmlp_s12": {"depth": 12, "dim": 384},
     "resmlp_s24": {"depth": 24, "dim": 384},

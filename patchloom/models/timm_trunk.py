@@ -1,14 +1,14 @@
-"""timm's networks as trunks: what each gives for images of a size, found by trying it rather than by its attributes.
+"""timm's networks as trunks. The layout of their outputs is determined by running them.
 
-Letters: B images, N tokens, H×W positions, C channels. A trunk gives
+Letters: B images, N tokens, H×W positions, C channels. A trunk returns one of these:
 
-map      (B, C, H, W) for images of any size, and timm's own head would only average it: patchloom pools it
+map      (B, C, H, W) for images of any size, which timm's own head only averages: patchloom pools it
 nchw     (B, C, H, W)  }
-nhwc     (B, H, W, C)  } which timm's own head (its norms, class tokens, attention) makes a vector of as many channels
+nhwc     (B, H, W, C)  } which timm's own head (norms, class tokens, attention) turns into a vector of C channels
 tokens   (B, N, C)     }
-vector   (B, C) alone: the head widens what it is given (MobileNetV3), or is given several maps (CrossViT)
+vector   (B, C) only: the head changes the number of channels (MobileNetV3), or reads several maps (CrossViT)
 
-Trying is done on the meta device, without weights, so it takes no memory and draws no random numbers.
+Networks are run on the meta device, which takes no memory and draws no random numbers.
 """
 
 import functools
@@ -24,39 +24,39 @@ from patchloom.models.dense.pyramid import Level
 from patchloom_runtime.errors import UsageError, nearest
 
 Gives = Literal["map", "nchw", "nhwc", "tokens", "vector"]
-PYRAMID_SIDE = 256  # pixels of the image by which strides are found: a multiple of all of them
-OTHER_SIDE = 32  # pixels by which an image is made larger to see whether the size is fixed
-# Sides to propose where the one asked for cannot be taken; multiples of 14 and 32 come first.
+PYRAMID_SIDE = 256  # side of the image for measuring strides: a multiple of all of them
+OTHER_SIDE = 32  # pixels added to the side to test whether the image size is fixed
+# Sides to suggest instead of an unsupported one, after multiples of 14 and 32.
 PROPOSED = (96, 128, 224, 256, 299)
 
 
 @dataclass(frozen=True)
-class TimmTrunk:
-    """How timm's network is made for one image size, and what it then gives."""
+class TrunkLayout:
+    """How to create a third-party network for an image size, and the layout of its output."""
 
     gives: Gives
     dim: int  # channels
     any_size: bool
-    drops_paths: bool  # takes a rate of stochastic depth
-    options: tuple[tuple[str, Any], ...]  # what timm is told besides
+    drops_paths: bool  # has stochastic depth
+    options: tuple[tuple[str, Any], ...]  # further options of timm.create_model
 
 
-def make_trunk(backbone: str, trunk: TimmTrunk, *, channels: int, drop_path: float) -> nn.Module:
-    """timm's network with random weights."""
-    rate = {"drop_path_rate": drop_path} if trunk.drops_paths else {}
-    return _made(backbone, num_classes=0, in_chans=channels, **dict(trunk.options), **rate)
+def make_trunk(backbone: str, layout: TrunkLayout, *, channels: int, drop_path: float) -> nn.Module:
+    """Create timm's network with random weights."""
+    rate = {"drop_path_rate": drop_path} if layout.drops_paths else {}
+    return _create(backbone, num_classes=0, in_chans=channels, **dict(layout.options), **rate)
 
 
 @torch.no_grad()
 def levels_of(trunk: Any, image_size: tuple[int, int], channels: int) -> dict[int, Level]:
-    """Number of each map that timm's network, made on the meta device, gives on its way → stride and channels.
+    """Return stride and channels of the intermediate maps of a timm network on the meta device, by their number.
 
-    None where timm cannot give them, or where they are no maps of the whole image.
+    Empty if timm does not provide them, or if they are not maps of the whole image.
     """
     with torch.device("meta"):
         try:
             maps = trunk.forward_intermediates(torch.zeros(2, channels, *image_size), intermediates_only=True)
-        except Exception:  # whatever timm raises, it has none
+        except Exception:  # timm raises various types
             return {}
     if not all(isinstance(each, Tensor) and each.ndim == 4 for each in maps):
         return {}
@@ -64,7 +64,7 @@ def levels_of(trunk: Any, image_size: tuple[int, int], channels: int) -> dict[in
 
 
 def layers_of(trunk: Any) -> list[list[nn.Parameter]]:
-    """The parameters of each stage of a convnet, of each block of a column, as timm groups them; without the stem."""
+    """Return the parameters of each stage of a convnet or block of a column, as timm groups them, without the stem."""
     from timm.models import group_parameters
 
     matcher = getattr(trunk, "group_matcher", None)
@@ -76,43 +76,45 @@ def layers_of(trunk: Any) -> list[list[nn.Parameter]]:
 
 
 @functools.cache
-def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> TimmTrunk:
-    """What timm's network gives for images of a size; a UsageError names one that gives nothing.
+def trunk_layout(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> TrunkLayout:
+    """Return the layout of timm's network for an image size. Raise UsageError if it does not accept the size.
 
-    Where its map is not `averaged`, a head that does more than that, such as a norm after the average, is no matter.
+    If its map is not `averaged` but pooled otherwise, a norm after the average in timm's head does not matter.
     """
     import timm
 
     if not timm.is_model(backbone):
         raise UsageError(f"timm has no network {backbone!r}.{nearest(backbone, timm.list_models())}")
-    found, reason = _tried(backbone, image_size, channels, averaged)
-    if found:
-        return found
+    layout, reason = _find_layout(backbone, image_size, channels, averaged)
+    if layout:
+        return layout
     height, width = image_size
-    told = f"timm's {backbone} takes no images of {height}×{width} ({reason})"
-    for side in _proposed(max(image_size)):
-        if _tried(backbone, (side, side), channels, averaged)[0]:
-            raise UsageError(f"{told}; it takes {side}×{side}: --size {side}")
-    raise UsageError(f"{told}, nor of other sizes that were tried; choose another network")
+    problem = f"timm's {backbone} does not accept {height}×{width} images ({reason})"
+    for side in _suggested_sides(max(image_size)):
+        if _find_layout(backbone, (side, side), channels, averaged)[0]:
+            raise UsageError(f"{problem}, but {side}×{side}: use --size {side}")
+    raise UsageError(f"{problem}, nor the other sizes that were tried; choose another network")
 
 
-def _tried(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool) -> tuple[TimmTrunk | None, str]:
-    """The first way to make the network that works, or why the last did not."""
+def _find_layout(
+    backbone: str, image_size: tuple[int, int], channels: int, averaged: bool
+) -> tuple[TrunkLayout | None, str]:
+    """Return the first layout that works, or the reason why the last one did not."""
     reason = ""
-    for options, drops_paths in _ways(image_size):
+    for options, drops_paths in _attempts(image_size):
         try:
-            found = _try(backbone, image_size, channels, options, drops_paths, averaged)
-        except Exception as error:  # whatever timm raises, the network cannot be made in this way
-            # That it takes no such option says less than why it did not work without.
+            layout = _try(backbone, image_size, channels, options, drops_paths, averaged)
+        except Exception as error:  # timm raises various types
+            # An unknown option says less than the reason of an earlier failure.
             reason = reason if isinstance(error, TypeError) and reason else _first_line(error)
             continue
-        if found:
-            return found, ""
-    return None, reason or "it gives no features"
+        if layout:
+            return layout, ""
+    return None, reason or "it returns no features"
 
 
-def _ways(image_size: tuple[int, int]) -> Iterator[tuple[dict[str, Any], bool]]:
-    """What timm may be told, from what is wanted most; some networks refuse a size, some stochastic depth."""
+def _attempts(image_size: tuple[int, int]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield options for timm, preferred ones first. Some networks reject a size, some stochastic depth."""
     height, width = image_size
     size = {"img_size": height if height == width else image_size}
     for options in ({"global_pool": ""}, size, {}):
@@ -128,37 +130,37 @@ def _try(
     options: dict[str, Any],
     drops_paths: bool,
     averaged: bool,
-) -> TimmTrunk | None:
+) -> TrunkLayout | None:
     rate = {"drop_path_rate": 0.0} if drops_paths else {}
     with torch.device("meta"):
-        trunk = _made(backbone, num_classes=0, in_chans=channels, **options, **rate).eval()
-        reads = _map_of if "global_pool" in options else _features_of
-        found = reads(trunk, torch.zeros(2, channels, *image_size))
-        if found is None or (found[0] == "map" and averaged and _norms_after_average(trunk)):
+        trunk = _create(backbone, num_classes=0, in_chans=channels, **options, **rate).eval()
+        inspect = _map_output if "global_pool" in options else _features_output
+        output = inspect(trunk, torch.zeros(2, channels, *image_size))
+        if output is None or (output[0] == "map" and averaged and _norms_after_average(trunk)):
             return None
-        gives, dim = found
+        gives, dim = output
         try:
-            any_size = reads(trunk, torch.zeros(2, channels, *(side + OTHER_SIDE for side in image_size))) == found
+            any_size = inspect(trunk, torch.zeros(2, channels, *(side + OTHER_SIDE for side in image_size))) == output
         except Exception:
             any_size = False
     if gives == "map" and not any_size:
         return None
-    return TimmTrunk(gives, dim, any_size, drops_paths, tuple(options.items()))
+    return TrunkLayout(gives, dim, any_size, drops_paths, tuple(options.items()))
 
 
-def _map_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
-    """Of a network made without its pooling."""
+def _map_output(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
+    """Return layout and channels of a network without pooling, or None if it does not return a map."""
     features = trunk(images)
     is_map = isinstance(features, Tensor) and features.ndim == 4 and features.shape[1] == trunk.num_features
     return ("map", features.shape[1]) if is_map else None
 
 
 def _norms_after_average(trunk: Any) -> bool:
-    """Whether timm's head normalises the average, as ConvNeXt's does: the average of what is normalised is another."""
+    """Return whether timm's head normalizes the average, as ConvNeXt's: averaging normalized maps is different."""
     return any(True for _ in getattr(getattr(trunk, "head", None), "norm", nn.Identity()).parameters())
 
 
-def _features_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
+def _features_output(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
     features = trunk.forward_features(images)
     vector = trunk.forward_head(features, pre_logits=True)
     if not isinstance(vector, Tensor) or vector.ndim != 2 or not vector.shape[1]:
@@ -173,15 +175,15 @@ def _features_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
     return "vector", dim
 
 
-def _made(backbone: str, **options: Any) -> nn.Module:
+def _create(backbone: str, **options: Any) -> nn.Module:
     import timm
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its authors to its authors
+        warnings.simplefilter("ignore")  # for timm's developers
         return timm.create_model(backbone, **options)
 
 
-def _proposed(side: int) -> list[int]:
+def _suggested_sides(side: int) -> list[int]:
     fitting = sorted({-(-side // 14) * 14, -(-side // 32) * 32} - {side})
     return [*fitting, *(each for each in PROPOSED if each > side)]
 
@@ -189,5 +191,5 @@ def _proposed(side: int) -> list[int]:
 def _first_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if "meta" in text:
-        return "it looks at the values of tensors, so it cannot be planned without weights"
+        return "it reads tensor values, so it cannot be inspected without weights"
     return text if len(text) <= 100 else f"{text[:99]}…"

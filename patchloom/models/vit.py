@@ -1,9 +1,9 @@
 """Vision transformers: DeiT, distilled DeiT and DeiT III.
 
-Letters: B images, N patches, T class tokens, C channels. DeiT III adds LayerScale, positions for the patches alone, and
-blocks whose attentions (and MLPs) run in parallel. (Touvron et al.; thesis chapters 3 and 6.)
-Paper and code: stochastic depth is linear in DeiT and uniform in DeiT III, whose LayerScale starts at 1e-4. How the two
-classifiers of a distilled network are fused: `models/distilled.py`.
+Letters: B images, N patches, T class tokens, C channels. DeiT III adds LayerScale, position embeddings for patches
+only, and blocks whose attentions (and MLPs) run in parallel. (Touvron et al.; thesis chapters 3 and 6.)
+Paper and code: stochastic depth is linear in DeiT and uniform in DeiT III, whose LayerScale starts at 1e-4. The fusion
+of the two classifiers of a distilled network is in `models/distilled.py`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Parallel, Residual, make_scale
-from patchloom.models.dense.pyramid import Kept, Level, Taps
+from patchloom.models.dense.pyramid import BlockOutputs, Level, Taps
 from patchloom.models.distilled import DistilledConfig, DistilledNetwork
 from patchloom_runtime.errors import UsageError
 
@@ -34,11 +34,11 @@ class ViTConfig(DistilledConfig):
     patch_size: int = 16
     mlp_ratio: float = 4.0
     pool: Literal["class", "average"] = "class"
-    parallel: int = 1  # attentions, then MLPs, side by side in a block
+    parallel: int = 1  # parallel attentions, then parallel MLPs, per block
     layer_scale: bool = False
     scale_init: float = 1e-4
-    dropout: float = 0.0  # after positions, attention and both layers of the MLP (the original ViT)
-    class_position: bool = True  # class tokens have positions of their own (DeiT), or none (DeiT III)
+    dropout: float = 0.0  # after positions, attention and both MLP layers (original ViT)
+    class_position: bool = True  # class tokens have position embeddings (DeiT), or not (DeiT III)
     drop_path_rule: Literal["uniform", "linear"] = "linear"
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class ViTConfig(DistilledConfig):
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Heads share the channels evenly."""
+    """Raise UsageError if the channels cannot be split evenly among the heads."""
     if heads < 1 or dim % heads:
         raise UsageError(f"heads must divide dim: {heads} heads cannot share {dim} channels evenly")
 
@@ -84,39 +84,36 @@ class ViT(DistilledNetwork):
             scale = make_scale("layerscale" if c.layer_scale else "none", c.dim, c.scale_init)
             return Residual(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
 
-        def side_by_side(make: Any) -> nn.Module:
+        def in_parallel(make: Any) -> nn.Module:
             branches = [branch(make()) for _ in range(c.parallel)]
             return branches[0] if c.parallel == 1 else Parallel(branches)
 
         return Block(
-            tokens=side_by_side(lambda: Attention(c.dim, c.heads, dropout=c.dropout)),
-            channels=side_by_side(lambda: MLP(c.dim, int(c.mlp_ratio * c.dim), dropout=c.dropout)),
+            tokens=in_parallel(lambda: Attention(c.dim, c.heads, dropout=c.dropout)),
+            channels=in_parallel(lambda: MLP(c.dim, int(c.mlp_ratio * c.dim), dropout=c.dropout)),
         )
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the features."""
         return self.config.dim
 
     @property
     def averages_patches(self) -> bool:
-        """Without class tokens."""
         return self.config.pool == "average"
 
     @property
     def has_class_attention(self) -> bool:
-        """In every block, where there are class tokens."""
         return self.class_tokens is not None
 
     def taps(self) -> Taps:
-        """Every block, at the stride of the patches."""
+        """Return every block, at the patch stride."""
         return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, T+N, C), class tokens first."""
         return self.norm(self.run_blocks(images))
 
-    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+    def run_blocks(self, images: Tensor, outputs: BlockOutputs | None = None) -> Tensor:
         """(B, 3, H, W) → (B, T+N, C), class tokens first, before the last norm."""
         self.check_images(images)
         tokens = self.stem(images).flatten(1, 2)  # (B, N, C)
@@ -128,17 +125,17 @@ class ViT(DistilledNetwork):
             tokens = self.position(tokens)
         if self.config.dropout and self.training:
             tokens = F.dropout(tokens, self.config.dropout)
-        return self.run_all(self.blocks, tokens, kept)
+        return self.run_all(self.blocks, tokens, outputs)
 
     def class_token_path(self, images: Tensor) -> list[Tensor]:
-        """Class tokens as learned, then all tokens after every block, class tokens first."""
-        assert self.class_tokens is not None  # a distilled network has two
-        kept: Kept = dict.fromkeys(self.blocks)
-        self.run_blocks(images, kept)
-        return [self.class_tokens.weight, *kept.values()]
+        """Return the class tokens as learned, then all tokens after every block, class tokens first."""
+        assert self.class_tokens is not None  # distilled networks have two
+        outputs: BlockOutputs = dict.fromkeys(self.blocks)
+        self.run_blocks(images, outputs)
+        return [self.class_tokens.weight, *outputs.values()]
 
     def pool(self, features: Tensor) -> Tensor:
-        """The class token, the average of the two of a distilled network, or that of the patches."""
+        """Features → class token, mean of class and distillation token, or mean of the patches, (B, C)."""
         return features.mean(dim=1) if self.config.pool == "average" else super().pool(features)
 
 
@@ -150,7 +147,7 @@ _L = {"dim": 1024, "heads": 16, "depth": 24}
 _H = {"dim": 1280, "heads": 16, "depth": 32, "patch_size": 14}
 _DEIT3 = {"layer_scale": True, "class_position": False, "drop_path_rule": "uniform"}
 
-# Name → what differs from the defaults (thesis tables 3.1 and 6.7; H-52 and H-26×2 in section 6.3).
+# Name → options that differ from the defaults (thesis tables 3.1 and 6.7; H-52 and H-26×2 in section 6.3).
 VARIANTS: dict[str, dict[str, Any]] = {
     "deit_ti": _T,
     "deit_s": _S,

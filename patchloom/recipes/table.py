@@ -88,7 +88,7 @@ def _other_policy(recipe: Recipe) -> str:
     return ABSENT if policy in ("none", "randaugment", "three_augment") else policy
 
 
-def _grey_blur_solarise(recipe: Recipe) -> str:
+def _gray_blur_solarize(recipe: Recipe) -> str:
     augment = recipe.augment
     probabilities = augment.grey, augment.blur, augment.solarise
     return " / ".join(f"{probability:g}" for probability in probabilities) if any(probabilities) else ABSENT
@@ -142,7 +142,7 @@ LINES: dict[str, tuple[_Line, ...]] = {
         _Line("augment.erasing", "Erasing", lambda r: _number(r.augment.erasing)),
         _Line("augment.color_jitter", "Color jitter", lambda r: _number(r.augment.color_jitter)),
         _Line("augment.hue", "Hue jitter", lambda r: _number(r.augment.hue)),
-        _Line("augment.grey", "Grey / blur / solarise", _grey_blur_solarise),
+        _Line("augment.grey", "Grey / blur / solarise", _gray_blur_solarize),
     ),
     "test and loss": (
         _Line(

@@ -1,1 +1,1 @@
-"""What people look at: pages, charts and pictures of networks."""
+"""Pages, charts and pictures of networks."""

@@ -34,7 +34,7 @@ class Summary:
     best: str = ""  # best score, with its unit
     measure: str = "best"  # name of the score
     interval: tuple[float, float] | None = None  # of the score
-    weights: Literal["model", "ema"] = "model"  # weights with that score
+    weights: str = "model"  # with that score; "ema" and "average" are named in the summary
     epochs: int | None = None
     seconds: float | None = None
     command: str = ""  # command that repeats the run
@@ -117,6 +117,7 @@ def write_report(path: str | Path, report: Report) -> None:
         "report.html.j2",
         title=report.title,
         summary=report.summary,
+        weights={"ema": "EMA weights", "average": "average of epochs"}.get(report.summary.weights, ""),
         facts=_facts(report.summary),
         curves=_curve_charts(report.records, {**LOSS, **report.charts, **RATE}),
         trained_on=report.trained_on,

@@ -90,7 +90,7 @@ class CheckpointFolder:
         self._lock.take()
         self._write_files()
         path = self.path / WEIGHTS
-        weights = self._lock.kept_open
+        weights = self._lock.open_file
         if weights and not path.exists():
             atomic_write(path, os.pread(weights.fileno(), os.fstat(weights.fileno()).st_size, 0))
             self._hold_weights()
@@ -103,11 +103,11 @@ class CheckpointFolder:
         """Keep the weights file open, so that its contents survive the removal of its name."""
         if self._lock is None:
             return
-        if self._lock.kept_open:
-            self._lock.kept_open.close()
-        self._lock.kept_open = None
+        if self._lock.open_file:
+            self._lock.open_file.close()
+        self._lock.open_file = None
         with suppress(OSError):
-            self._lock.kept_open = (self.path / WEIGHTS).open("rb", buffering=0)
+            self._lock.open_file = (self.path / WEIGHTS).open("rb", buffering=0)
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:

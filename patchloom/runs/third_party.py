@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from patchloom.disk import disk_errors, one_at_a_time
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
-from patchloom.models.torchvision_trunk import check_name, last_linear, made
+from patchloom.models.torchvision_trunk import check_name, create_classifier, last_linear
 from patchloom.objectives.third_party_weights import downloading, misfits, read_weights
 from patchloom.runs.config import POOLED, Preprocessing, is_run
 from patchloom.runs.folders import published_folder, write_published
@@ -204,9 +204,9 @@ def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPar
     side = preset.crop_size[0]
     if path:
         state = read_weights(path)
-        head = last_linear(made(name, (side, side), num_classes=1))
+        head = last_linear(create_classifier(name, (side, side), num_classes=1))
         rows = len(state[f"{head}.weight"]) if f"{head}.weight" in state else 0
-        module = made(name, (side, side), num_classes=max(rows, 1))
+        module = create_classifier(name, (side, side), num_classes=max(rows, 1))
         if not rows:
             module.set_submodule(head, nn.Identity())
         with misfits(f"torchvision's {name}", path):

@@ -1,4 +1,4 @@
-"""`patchloom.load`: the trained model of a run, whatever its task, or of an artefact."""
+"""`patchloom.load`: the trained model of a run of any task, or of an artifact."""
 
 import os
 from typing import Any
@@ -11,16 +11,17 @@ from patchloom_runtime.errors import UsageError, with_near_options
 
 @with_near_options
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Any:
-    """The model of a run folder, of an exported artefact, of published weights
-    ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
+    """Load the model of a run folder, an artifact, published weights ('resmlp_s12:in1k') or the hub ('hub:user/name').
 
-    `trunk` leaves a projector out, so that images are compared by the vectors it was given.
+    `trunk` drops a projector, so that images are compared by the vectors before it.
     """
     if is_artifact(source):
         from patchloom_runtime.artifacts.artifact import load as load_artifact
 
         if trunk or device not in ("auto", "cpu"):
-            raise UsageError(f"{os.fspath(source)} is an artefact: it is for the CPU, and trunk is no choice of it")
+            raise UsageError(
+                f"{os.fspath(source)} is an artifact: it runs on the CPU only and does not support trunk=True"
+            )
         return load_artifact(source)
     if trunk:
         from patchloom.inference.classifier import load as load_classifier

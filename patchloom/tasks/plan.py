@@ -1,4 +1,4 @@
-"""What a run will be: the user's settings, and the plan they lead to. What can be wrong is found while planning."""
+"""The plan of a run, and the checks and folder names that all tasks share."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSettings(TrainingSettings):
-    """Settings of a training whose task was chosen: why, and the data where they were opened for it."""
+    """Settings after the task is chosen, with the reason and the source, if it was opened for the choice."""
 
     why_task: str = ""
     source: Source | None = None
@@ -49,19 +49,19 @@ class TrainingExamples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run that could start now; each task adds what it has opened."""
+    """A run that is ready to start. Each task adds the data it opened."""
 
     task: Task
     settings: TrainingSettings
     recipe: Recipe
     choices: list[Choice]
     folder: Path
-    why_folder: str = ""  # where it is not runs/NAME
-    record: Provenance | None = None  # what it begins with; of text, known once it is numbers
-    left_out: Sequence[tuple[str, str]] = ()  # file and reason of each that cannot be used
+    why_folder: str = ""  # why it is not runs/NAME
+    record: Provenance | None = None  # of the data and initial weights; for text, known after `prepare`
+    left_out: Sequence[tuple[str, str]] = ()  # file and reason of each unusable sample
     notes: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
-    time_s: float | None = None  # into which the run is to be planned; None: its epochs are known
+    advice: tuple[str, ...] = ()  # fields of a named recipe that do not suit the data
+    time_s: float | None = None  # time to plan the run into; None if its epochs are known
 
     @property
     def examples(self) -> "TrainingExamples":
@@ -107,7 +107,7 @@ class Plan:
 
 
 def method_of_settings(settings: TrainingSettings) -> str | None:
-    """The objective.method as the user changed it; None where `auto` chooses the recipe."""
+    """Return objective.method from --set or the recipe; None if `auto` chooses the recipe."""
     base = base_recipe(settings.recipe, settings.model)
     return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
 
@@ -124,9 +124,9 @@ def chosen_folder(
     is_ours: Callable[[Provenance], bool],
     taken: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Path, str]:
-    """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME.
+    """Return the run folder, --out or one named after the data, and why it is not runs/NAME.
 
-    Folders that are `taken` are those of other runs, each with the reason.
+    `taken` maps folders of other runs to the reason why they cannot be used.
     """
     if settings.out:
         return Path(settings.out), ""
@@ -134,7 +134,7 @@ def chosen_folder(
 
 
 def refuse_unread(settings: TrainingSettings, unread: Sequence[str], why: str) -> None:
-    """Refuse settings that a task does not read, rather than leave them unread."""
+    """Raise UsageError for settings that a task does not read."""
     defaults = {each.name: each.default for each in fields(TrainingSettings)}
     for name in unread:
         if getattr(settings, name) != defaults[name]:
@@ -142,36 +142,36 @@ def refuse_unread(settings: TrainingSettings, unread: Sequence[str], why: str) -
 
 
 def refuse_fit(settings: TrainingSettings) -> None:
-    """Say what stands for --fit in tasks whose `auto` is the papers' recipe for other data."""
+    """Raise UsageError for --fit in tasks whose `auto` is the fitted form of the published recipe."""
     if settings.fit:
         raise UsageError(
-            f"--fit: auto is the form of {settings.recipe} that is fitted to data and machine; leave out --recipe and "
-            "--fit, and say what of it is to stay with --model and --set"
+            f"--fit: auto is the form of {settings.recipe} that is fitted to data and machine; drop --recipe and "
+            "--fit, and set the fields to keep with --model and --set"
         )
 
 
 def check_numbers(settings: TrainingSettings) -> None:
-    """Refuse counts that are too small."""
-    given = (
+    """Raise UsageError for numbers that are out of range."""
+    counts = (
         ("workers", settings.workers, 0),
         ("patience", settings.patience, 1),
         ("pictures", settings.pictures, 1),
         ("micro-batches", settings.micro_batches, 1),
     )
-    for name, value, least in given:
+    for name, value, least in counts:
         if value is not None:
             at_least(f"--{name}", value, least)
     seconds_of(settings.stop_after, "--stop-after")
     if seconds_of(settings.time) and "schedule.epochs" in settings.recipe_changes():
-        raise UsageError("--time plans the epochs, and --epochs gives them; give one of the two (or --stop-after)")
+        raise UsageError("--time plans the epochs, and --epochs sets them; pass one of the two (or --stop-after)")
     if settings.fit and settings.recipe == "auto":
-        raise UsageError("--fit fits a named recipe to the data, and auto always is fitted; leave it out")
+        raise UsageError("--fit fits a named recipe to the data, and auto is always fitted; drop --fit")
     if not settings.worker_timeout > 0:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
 def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], make: Callable[[Path, str], T]) -> T:
-    """What `make` makes of a folder and why it is that one: --out, or the first default folder without another run."""
+    """Call `make` with --out, or with the first default folder that holds no other run, and return its result."""
     taken: dict[Path, str] = {}
     while True:
         folder, why = chosen_folder(settings, is_ours, taken)
@@ -184,16 +184,16 @@ def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], ma
 
 
 def same_run(folder: Path, recipe: Recipe) -> None:
-    """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
+    """Raise OtherRunError if the folder holds a run with another recipe, except for more epochs."""
     if folder.is_file():
-        raise UsageError(f"{folder} is a file; give --out a folder")
+        raise UsageError(f"{folder} is a file; pass a folder as --out")
     before = read_recipe(folder)
     changed = difference(before, recipe) if before else {}
     changed.pop("schedule.epochs", None)
     if changed:
-        shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
+        changes = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
         raise OtherRunError(
-            f"{folder} holds a run with other settings ({shown})",
+            f"{folder} holds a run with other settings ({changes})",
             "repeat the command that began it, or pass another folder with --out",
         )
     begun = epochs_begun(folder)
@@ -217,14 +217,14 @@ def folder_name(data: Sequence[str]) -> str:
 
 
 def seconds_of(text: str | None, option: str = "--time") -> float | None:
-    """'90s', '30m', '2h' or '2h30m' in seconds."""
+    """Return '90s', '30m', '2h' or '2h30m' in seconds."""
     if text is None:
         return None
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
     if not text.strip() or match is None or not any(match.groups()):
-        raise UsageError(f"{option} takes hours, minutes or seconds, such as 2h, 30m or 90s; given {text!r}")
+        raise UsageError(f"{option} takes hours, minutes or seconds, such as 2h, 30m or 90s; got {text!r}")
     hours, minutes, seconds = (float(group or 0) for group in match.groups())
     total = hours * 3600 + minutes * 60 + seconds
     if not total:
-        raise UsageError(f"{option} is {text!r}, expected more than no time")
+        raise UsageError(f"{option} is {text!r}, expected more than 0")
     return total

@@ -1,4 +1,4 @@
-"""What a run began with, so that other data or another start are noticed; those left out in `left_out.tsv`."""
+"""Checks that a run folder is resumed with the data, initial weights and options that the run began with."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from patchloom.runs.provenance import PROVENANCE, Provenance, read_provenance
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from patchloom_runtime.printable import plural, printable
 
-CLASSES_SHOWN = 3
+CLASSES_NAMED = 3
 
 
 class OtherRunError(UsageError):
-    """A folder holds another run than the one to be trained: why, and what to do."""
+    """The folder holds another run than the one to train."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -24,7 +24,7 @@ class OtherRunError(UsageError):
 
 
 def starting_record(record: Provenance, data: Sequence[str], init: str | None) -> Provenance:
-    """The record with the place of the data and the start of the weights, as the user named them."""
+    """Return the record with the data path and the initial weights as the user named them."""
     named, weights = start_of(init)
     return replace(record, place=place_of(data), init=named, init_weights=weights)
 
@@ -40,7 +40,7 @@ def place_of(data: Sequence[str]) -> str:
 
 
 def start_of(init: str | None) -> tuple[str, str]:
-    """What --init named, and a digest of its weights."""
+    """Return --init and a digest of its weights."""
     if not init:
         return "", ""
     folder = find_run(init)
@@ -55,9 +55,9 @@ def start_of(init: str | None) -> tuple[str, str]:
 def default_folder(
     name: str, init: str | None, is_ours: Callable[[Provenance], bool], taken: Mapping[Path, str]
 ) -> tuple[Path, str]:
-    """The first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; why not the very first.
+    """Return the first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; and why not runs/NAME.
 
-    Of those that are `taken` it is known that they hold other runs, and why.
+    `taken` maps folders of other runs to the reason why they cannot be used.
     """
     number, why = 1, ""
     while True:
@@ -66,7 +66,7 @@ def default_folder(
         if folder in taken:
             why = why or taken[folder]
         elif init and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
-            why = why or f"{folder} is what it starts from"
+            why = why or f"{folder} is the run of --init"
         elif before and not is_ours(before):
             why = why or f"{folder} holds a run on other data{f', {before.place}' if before.place else ''}"
         else:
@@ -75,22 +75,22 @@ def default_folder(
 
 
 def refuse_other_data(folder: Path, record: Provenance) -> None:
-    """A folder that holds a run on other data is an error that names both."""
+    """Raise DataError if the folder holds a run on other data."""
     before = _before(folder)
     if before and not before.is_of(record):
-        was = before.place or f"{before.train:,} + {before.val:,} pictures, {_some(before.classes)}"
+        was = before.place or f"{before.train:,} + {before.val:,} images, {_some(before.classes)}"
         raise DataError(
-            f"{folder} holds a run on other data: {was}; given {record.place}. Give another folder with --out"
+            f"{folder} holds a run on other data: {was}; not {record.place}. Pass another folder with --out"
         )
 
 
 def refuse_other_start(folder: Path, record: Provenance) -> None:
-    """A run that began from other weights cannot go on as if from these."""
+    """Raise OtherRunError if the run began from other weights."""
     before = _before(folder)
     if before is None or before.init is None or before.init_weights == record.init_weights:
         return
     was, now = (f"--init {init}" if init else "random weights" for init in (before.init, record.init))
-    changed = f"{was}, which has changed since" if was == now else f"{was}; given {now}"
+    changed = f"{was}, which has changed since" if was == now else f"{was}, not {now}"
     raise OtherRunError(f"{folder} began from {changed}", "start as before, or pass another folder with --out")
 
 
@@ -103,10 +103,10 @@ def refuse_fewer_options(folder: Path, record: Provenance) -> None:
 
 
 def changes_since(folder: Path, record: Provenance) -> list[str]:
-    """Notes on what changed since the run in `folder` began.
+    """Return notes on what changed since the run in `folder` began.
 
-    Other classes are a DataError, since the outputs would mix them up. Other pictures are not: a file that is lost or
-    went bad must not end a run.
+    Raises DataError for other classes, whose outputs would be mixed up. Other images are a note: a file that is lost
+    or damaged must not end a run.
     """
     try:
         before = read_provenance(folder)
@@ -117,18 +117,18 @@ def changes_since(folder: Path, record: Provenance) -> list[str]:
     if before.classes != record.classes:
         raise DataError(
             f"{folder} was trained on {_some(before.classes)}, the data now have {_some(record.classes)}; "
-            "restore the data, or give a new folder with --out"
+            "restore the data, or pass a new folder with --out"
         )
     if before.rows != record.rows:
         counts = f"{before.train:,} → {record.train:,} to train on, {before.val:,} → {record.val:,} to validate"
         return [f"the data changed since the run began ({counts}): it continues, but not exactly as it would have"]
     if before.contents != record.contents:
-        return ["pictures were changed since the run began: it continues, but not exactly as it would have"]
+        return ["images were changed since the run began: it continues, but not exactly as it would have"]
     return []
 
 
 def _before(folder: Path) -> Provenance | None:
-    """What the run in `folder` began with; None where that cannot be told, which `changes_since` says."""
+    """Return the record of the run in `folder`; None if it cannot be read, which `changes_since` notes."""
     try:
         return read_provenance(folder)
     except CheckpointError:
@@ -136,5 +136,5 @@ def _before(folder: Path) -> Provenance | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = printable(", ".join(names[:CLASSES_SHOWN]))
-    return f"{plural(len(names), 'class')} ({shown}{', …' if len(names) > CLASSES_SHOWN else ''})"
+    first = printable(", ".join(names[:CLASSES_NAMED]))
+    return f"{plural(len(names), 'class')} ({first}{', …' if len(names) > CLASSES_NAMED else ''})"

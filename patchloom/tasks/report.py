@@ -1,4 +1,4 @@
-"""`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
+"""`report.html` of a run folder. Missing or damaged files become notes on the page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +17,19 @@ from patchloom_runtime.errors import UsageError, attempted
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings:
-    """What a user asks of the page of a run; and what the training that ends with it still has."""
+    """Settings of a report, and the plan and network of the training that ends with it."""
 
-    data: str | None = None  # where the data lie now
-    split: str | None = None  # evaluate it now, and report on it
+    data: str | None = None  # path of the data, if not the recorded one
+    split: str | None = None  # to evaluate now and report on
     reading: Reading = AS_IT_IS
     level: str | None = None
-    v2: bool = False  # evaluate all of the data now, whose folders are class numbers, as in ImageNet-V2
+    v2: bool = False  # evaluate data whose folders are class numbers, as in ImageNet-V2
     plan: Plan | None = None
-    network: Any = None  # with the best weights
+    network: Any = None  # with the best weights loaded
 
     @property
     def part(self) -> str:
-        """What is evaluated now; '' where the page is about what was decided when the run was trained."""
+        """The split to evaluate now; '' for a page on the val predictions of the training."""
         return "v2" if self.v2 else self.split or ""
 
 
@@ -47,45 +47,49 @@ def report_run(
 ) -> Path:
     """Write the report of a run and return its path.
 
-    `data` say where the data lie now. With a `split` such as test the page is about those examples, evaluated now;
-    `reading` and `level` say how they are read, `v2` that their folders are class numbers, as in ImageNet-V2. A
-    training hands over its `plan` and its best `network`.
+    data      path of the data, if not the recorded one
+    split     evaluate this split now and report on it
+    reading   how the data are read
+    level     label level
+    v2        the folders of the data are class numbers, as in ImageNet-V2
+    plan      plan of the training that ends with this report
+    network   network with the best weights
     """
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     notes: list[str] = []
     record = attempted(lambda: read_run_metadata(folder), notes)
     if record is None and not notes:
-        notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
-    asked = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
+        notes.append(f"{folder} has no run.json: data, time and machine of the training are unknown")
+    settings = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
     task = task_of_run(folder)
     if v2 and not task.whole_images:
         raise UsageError(f"--v2 {task.refusal}")
-    found = task.report.page(folder, asked)
+    task_page = task.report.page(folder, settings)
     metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
     if fault := attempted(lambda: metrics_fault(folder), notes):
-        notes.append(f"{fault}; the curves show the others")
+        notes.append(f"{fault}; the curves are drawn without it")
     if not metrics:
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
     recipe = read_recipe(folder)
     if recipe is None:
         notes.append(f"{folder} kept no recipe.yaml: its settings are not shown")
     name = recipe.model.name if recipe else read_run_files(folder).model
-    page = out or folder / page_name(asked.part)
+    page = out or folder / page_name(settings.part)
     write_report(
         page,
         Report(
             title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
-            + (f": {asked.part} of {data or 'its data'}" if asked.part else ""),
-            summary=_summary(name, folder, record, found),
+            + (f": {settings.part} of {data or 'its data'}" if settings.part else ""),
+            summary=_summary(name, folder, record, task_page),
             records=metrics,
-            charts=found.charts,
-            trained_on=found.trained_on,
-            sections=found.sections,
+            charts=task_page.charts,
+            trained_on=task_page.trained_on,
+            sections=task_page.sections,
             recipe=recipe_rows(recipe, record.choices if record else {}) if recipe else [],
-            cost=found.cost,
-            notes=list(dict.fromkeys([*(record.notes if record else []), *found.notes, *notes])),
-            numbers=found.numbers,
+            cost=task_page.cost,
+            notes=list(dict.fromkeys([*(record.notes if record else []), *task_page.notes, *notes])),
+            numbers=task_page.numbers,
             environment=_environment(record),
         ),
     )
@@ -93,22 +97,22 @@ def report_run(
 
 
 def page_name(part: str) -> str:
-    """The file of a page about a part of some data; '' is what the run was validated on."""
+    """Return the file name of the report on a split; '' is the val split of the training."""
     return f"report-{part}.html" if part else "report.html"
 
 
-def _summary(name: str, folder: Path, record: RunMetadata | None, found: TaskPage) -> Summary:
+def _summary(name: str, folder: Path, record: RunMetadata | None, page: TaskPage) -> Summary:
     return Summary(
         model=name,
         data=record.data_name if record else "not recorded",
-        best=found.best,
-        measure=found.measure,
-        interval=found.interval,
-        weights="ema" if record and record.best_weights == "ema" else "model",
+        best=page.best,
+        measure=page.measure,
+        interval=page.interval,
+        weights=record.best_weights if record else "model",
         epochs=record.epochs if record else None,
         seconds=record.seconds if record else None,
         command=record.command(folder) if record else "",
-        next_command=found.next_command,
+        next_command=page.next_command,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which task a training is of: as the recipe says, as the user asks with --task, else as the data suggest."""
+"""The choice of the task: that of the recipe, of --task, or what the data suggest."""
 
 from dataclasses import fields
 from typing import Any
@@ -26,15 +26,15 @@ def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
             )
         return task, settings
     if settings.task:
-        return known[settings.task], _with(settings, task=settings.task, why_task="as asked")
+        return known[settings.task], _with(settings, task=settings.task, why_task="as set by --task")
     try:
         source = find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
-        return task_of_method(None), settings  # what is wrong with the data is said where they are planned with
+        return task_of_method(None), settings  # planning raises the error
     word, why = task_of_data(source)
     return known[word], _with(settings, task=word, why_task=why, source=source)
 
 
 def _with(settings: TrainingSettings, **more: Any) -> OpenedSettings:
-    given = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
-    return OpenedSettings(**given | more)
+    values = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
+    return OpenedSettings(**values | more)

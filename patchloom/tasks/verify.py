@@ -1,4 +1,4 @@
-"""Everything a run, an index or an artefact holds, compared with its checksums, and read as whoever uses it would."""
+"""`patchloom verify`: compare all files of a run, an index or an artifact with their checksums, and read them."""
 
 import os
 from collections import Counter
@@ -31,36 +31,36 @@ from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
-# What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
+# Text files, which a user may edit. Weights and predictions are as they were written, or damaged.
 BY_HAND = ("config.json", "labels.json", "recipe.yaml", PROVENANCE, RUN_METADATA)
 
 
 @dataclass
 class VerifyReport:
-    """What was looked at, and what is wrong with it."""
+    """The files that were checked, and what is wrong with them."""
 
     folder: Path
-    kind: str  # "run", "translator", "index", "artefact" …
+    kind: str  # "run", "translator", "index", "artifact" …
     checked: list[str] = field(default_factory=list)  # files, by their path in the folder
     wrong: dict[str, str] = field(default_factory=dict)  # file → what is wrong
     without_checksum: list[str] = field(default_factory=list)  # written before checksums were kept
-    missing: list[str] = field(default_factory=list)  # what a run that goes on may not have yet
+    missing: list[str] = field(default_factory=list)  # files that an unfinished run may not have yet
     accepted: list[str] = field(default_factory=list)
 
-    def look(self, name: str, read: Callable[[], object]) -> None:
-        """Read a file; what keeps it from being read is noted once."""
+    def check(self, name: str, read: Callable[[], object]) -> None:
+        """Read a file and note the first error."""
         if name not in self.checked:
             self.checked.append(name)
         try:
             read()
         except ResourceError:
-            raise  # which is no fact about the file
+            raise  # not a fault of the file
         except PatchloomError as error:
             self.wrong.setdefault(name, str(error))
 
 
 def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
-    """Look at everything in a run, an index or an artefact; `accepted` takes text as it is for right first."""
+    """Check all files of a run, an index or an artifact; `accepted` first accepts text files as they are."""
     if is_artifact(folder):
         return _verify_artifact(folder, accepted=accepted)
     if os.path.isfile(folder / INDEX):
@@ -70,18 +70,18 @@ def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
             f"{folder} is neither the folder of a run nor an index or artifact: it has no config.json, {INDEX} or "
             "artifact.json"
         )
-    taken: list[str] = []
+    edited: list[str] = []
     if accepted:
         with locked(folder):
-            taken = [name for name in BY_HAND if (folder / name).is_file() and _differs(folder, name)]
-            accept(folder, taken)
-    found = _verify_run(folder)
-    found.accepted = taken
-    return found
+            edited = [name for name in BY_HAND if (folder / name).is_file() and _differs(folder, name)]
+            accept(folder, edited)
+    report = _verify_run(folder)
+    report.accepted = edited
+    return report
 
 
 def _differs(folder: Path, name: str) -> bool:
-    """Whether there is no checksum of the file as it is."""
+    """Return whether the file does not have the recorded checksum."""
     try:
         read_checked(folder, name)
         return name not in read_checksums(folder)
@@ -90,44 +90,44 @@ def _differs(folder: Path, name: str) -> bool:
 
 
 def _verify_run(folder: Path) -> VerifyReport:
-    found = VerifyReport(folder, "run")
-    found.look(CHECKSUMS, lambda: read_checksums(folder))
-    known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
+    report = VerifyReport(folder, "run")
+    report.check(CHECKSUMS, lambda: read_checksums(folder))
+    known = {} if CHECKSUMS in report.wrong else read_checksums(folder)
     task = _task_of(folder)
     own = task.model.readers(folder) if task else {}
-    kept = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
+    present = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
     if not os.path.lexists(folder / CHECKSUMS):
-        found.checked.remove(CHECKSUMS)
-    for name in dict.fromkeys([*kept, *(name for name in known if os.path.lexists(folder / name))]):
-        found.look(name, partial(read_checked, folder, name, MOST_BYTES))
-    found.missing = [name for name in known if not os.path.lexists(folder / name)]
-    found.without_checksum = [name for name in kept if name not in known]
-    found.look("recipe.yaml", lambda: read_recipe(folder))
-    found.look("config.json", lambda: task_of_run(folder))
-    found.kind = task.noun if task else "run"
-    for name, read in own.items() if not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
+        report.checked.remove(CHECKSUMS)
+    for name in dict.fromkeys([*present, *(name for name in known if os.path.lexists(folder / name))]):
+        report.check(name, partial(read_checked, folder, name, MOST_BYTES))
+    report.missing = [name for name in known if not os.path.lexists(folder / name)]
+    report.without_checksum = [name for name in present if name not in known]
+    report.check("recipe.yaml", lambda: read_recipe(folder))
+    report.check("config.json", lambda: task_of_run(folder))
+    report.kind = task.noun if task else "run"
+    for name, read in own.items() if not report.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
         if os.path.lexists(folder / name):
-            found.look(name, read)
+            report.check(name, read)
     if os.path.lexists(folder / WEIGHTS):
-        # Into the network they belong to; where that is not known, what is wrong has been said of another file.
-        if task and not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
-            found.look(WEIGHTS, lambda: task.model.load_network(folder))
+        # Load them into their network, unless a file that describes it is wrong.
+        if task and not report.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
+            report.check(WEIGHTS, lambda: task.model.load_network(folder))
     else:
-        found.missing.append(WEIGHTS)
-    found.look(RUN_METADATA, lambda: read_run_metadata(folder))
-    found.look(PROVENANCE, lambda: read_provenance(folder))
+        report.missing.append(WEIGHTS)
+    report.check(RUN_METADATA, lambda: read_run_metadata(folder))
+    report.check(PROVENANCE, lambda: read_provenance(folder))
     if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_METADATA):
-        found.look(METRICS, lambda: _read_metrics(folder))
+        report.check(METRICS, lambda: _read_metrics(folder))
     else:
-        found.missing.append(METRICS)
+        report.missing.append(METRICS)
     for path in reversed(checkpoints_of(folder)):
-        found.look(str(path.relative_to(folder)), partial(read_checkpoint, path))
-    found.checked = [name for name in found.checked if name in found.wrong or os.path.lexists(folder / name)]
-    return found
+        report.check(str(path.relative_to(folder)), partial(read_checkpoint, path))
+    report.checked = [name for name in report.checked if name in report.wrong or os.path.lexists(folder / name)]
+    return report
 
 
 def _task_of(folder: Path) -> Task | None:
-    """The task of the run; None where its config, or its recipe, cannot tell."""
+    """Return the task of the run; None if config.json or recipe.yaml cannot be read."""
     try:
         return task_of_run(folder)
     except ResourceError:
@@ -145,28 +145,28 @@ def _read_metrics(folder: Path) -> None:
 
 
 def _verify_index(folder: Path, *, accepted: bool) -> VerifyReport:
-    found = VerifyReport(folder, "index")
+    report = VerifyReport(folder, "index")
     if accepted:
         with locked(folder):
             about = read_about(folder, accepted=True)
             before = read_plain(folder / INDEX)
             write_about(folder, about)
-            found.accepted = [INDEX] if read_plain(folder / INDEX) != before else []
-    found.look(INDEX, lambda: read_about(folder))
-    if INDEX in found.wrong:
-        return found
+            report.accepted = [INDEX] if read_plain(folder / INDEX) != before else []
+    report.check(INDEX, lambda: read_about(folder))
+    if INDEX in report.wrong:
+        return report
     about = read_about(folder)
     if "own_sha256" not in parse_json(read_plain(folder / INDEX)):
-        found.without_checksum = [INDEX]
+        report.without_checksum = [INDEX]
     stored = StoredVectors(folder, about)
     for part in about.parts:
-        found.look(f"{part.name}.npy", partial(_read_vectors, stored, part))
-        found.look(f"{part.name}.json", partial(stored.rows_of, part))
+        report.check(f"{part.name}.npy", partial(_read_vectors, stored, part))
+        report.check(f"{part.name}.json", partial(stored.rows_of, part))
     if not about.exact:
-        found.look(FAISS, stored.faiss_file)
-    if not found.wrong:
-        found.look(INDEX, partial(_count_labels, stored, about))
-    return found
+        report.check(FAISS, stored.faiss_file)
+    if not report.wrong:
+        report.check(INDEX, partial(_count_labels, stored, about))
+    return report
 
 
 def _read_vectors(stored: StoredVectors, part: IndexPart) -> None:
@@ -183,19 +183,19 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
 
 
-# An artefact --------------------------------------------------------------------------------------------------------
+# An artifact --------------------------------------------------------------------------------------------------------
 
 
 def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:
     if accepted:
         raise UsageError(f"--accept applies to runs and indexes; {folder} is an artifact: export it again instead")
     report, name = VerifyReport(folder, "artifact"), metadata_path(folder).name
-    report.look(name, lambda: read_artifact(folder))
+    report.check(name, lambda: read_artifact(folder))
     if name in report.wrong:
         return report
     about = read_artifact(folder)
     for file in about.files:
-        report.look(file, partial(check_file, folder, about, file))
+        report.check(file, partial(check_file, folder, about, file))
     if not report.wrong and find_spec(ENGINES[about.to].package):
-        report.look(name, lambda: load_artifact(folder, threads=1))
+        report.check(name, lambda: load_artifact(folder, threads=1))
     return report

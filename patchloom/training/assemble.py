@@ -9,7 +9,7 @@ from torch import nn
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.optimization import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
-from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Objective

@@ -1,7 +1,7 @@
-"""Memory is counted before it is taken: what a step needs, what this process may have, and how a batch is cut to fit.
+"""The memory of a training step, the memory that is available, and the micro-batches that make the step fit.
 
-On a GPU a step is tried, since running out is an error there. On a CPU the kernel ends the process without a word, so
-the need is measured on a few images, which is linear in their number, and compared with what there is.
+On a GPU a step is tried, since running out of memory raises an error there. On a CPU the kernel kills the process, so
+the memory per image is measured on a few images and extrapolated.
 """
 
 import os
@@ -19,50 +19,50 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run, SampledBatches
+from patchloom.models.from_config import is_sharded
 from patchloom.models.peak_memory import LiveBytes
-from patchloom.models.sharding import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 
 GIB = 2**30
-USED_SHARE = 0.85  # of what there is: allocators keep some, and other programs want some
+USED_SHARE = 0.85  # of the available memory; the rest is for allocators and other programs
 TRIED_IMAGES = (2, 4)
-# Tensors of a weight's size that come with training: its gradient, the optimiser's scratch, the best weights kept.
-BESIDE_WEIGHTS = 3
-OPTIMISER_NUMBERS = {"SGD": 1, "AdamW": 2, "Adam": 2, "Lamb": 2}  # that it keeps for each weight from its first step on
+# Copies of the trained weights: gradients, temporary tensors of the optimizer, the best weights.
+WEIGHT_COPIES = 3
+OPTIMIZER_STATES = {"SGD": 1, "AdamW": 2, "Adam": 2, "Lamb": 2}  # per weight, from the first step on
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Memory of a step of this process, in bytes, beyond what is taken already."""
+    """Memory of a step of this process in bytes, in addition to what is already allocated."""
 
-    fixed: int  # gradients, optimiser
-    data: int  # a batch is prepared whole, however it is cut
-    per_image: float  # of a micro-batch
+    fixed: int  # gradients and optimizer
+    data: int  # the whole batch, which is prepared before it is cut
+    per_image: float  # in a micro-batch
 
     def bytes(self, images: int, parts: int) -> float:
-        """For a batch of `images` in `parts` micro-batches."""
+        """Return the bytes for a batch of `images` in `parts` micro-batches."""
         return self.fixed + self.data + self.per_image * -(-images // parts)
 
 
-def micro_batches(run: Run, asked: int | None = None) -> int:
-    """Into how many micro-batches the batch is cut: as many as asked for, else as memory wants."""
+def micro_batches(run: Run, fixed: int | None = None) -> int:
+    """Return the number of micro-batches per batch: `fixed`, or as many as the memory requires."""
     images = max(1, run.schedule.optim.batch_size // run.processes.world)
-    if asked is not None:
-        if asked > images:
-            raise UsageError(f"--micro-batches is {asked}, more than the {images} images of a batch; give that or less")
-        return asked
+    if fixed is not None:
+        if fixed > images:
+            raise UsageError(f"--micro-batches is {fixed}, expected at most the {images} images of a batch")
+        return fixed
     if run.processes.device.type == "cuda":
         return _tried(run, images)
-    there = available_bytes()
+    available = available_bytes()
     sharded = any(is_sharded(weight) for weight in run.model.parameters())
-    if there is None or sharded or not isinstance(run.loader, SampledBatches):
+    if available is None or sharded or not isinstance(run.loader, SampledBatches):
         return 1
-    parts = parts_that_fit(need_of(run), images, int(there * USED_SHARE / run.processes.world))
+    parts = parts_that_fit(need_of(run), images, int(available * USED_SHARE / run.processes.world))
     return int(max(run.processes.gather(parts)))
 
 
 def parts_that_fit(need: MemoryNeed, images: int, allowed: int) -> int:
-    """The smallest power of two that the batch must be cut into to stay within `allowed` bytes."""
+    """Return the smallest power of two of micro-batches that stays within `allowed` bytes."""
     parts = 1
     while need.bytes(images, parts) > allowed:
         if parts >= images:
@@ -72,20 +72,20 @@ def parts_that_fit(need: MemoryNeed, images: int, allowed: int) -> int:
 
 
 def _too_much(need: MemoryNeed, images: int, allowed: int) -> ResourceError:
-    there, alone = allowed / GIB, need.fixed + need.per_image
+    gib, alone = allowed / GIB, need.fixed + need.per_image
     if alone > allowed:
         return ResourceError(
-            f"not even one image fits in memory: a step needs {alone / GIB:.1f} GiB and {there:.1f} GiB can be had; "
+            f"not even one image fits in memory: a step needs {alone / GIB:.1f} GiB and {gib:.1f} GiB are available; "
             "use a smaller network (--model), smaller images (--size), or fit the recipe (--fit)"
         )
     return ResourceError(
         f"a batch of {images} images needs {need.bytes(images, images) / GIB:.1f} GiB even one image at a time, and "
-        f"{there:.1f} GiB can be had; use a smaller batch (--batch), or fit the recipe (--fit)"
+        f"{gib:.1f} GiB are available; use a smaller batch (--batch), or fit the recipe (--fit)"
     )
 
 
 def micro_batch_note(run: Run) -> str:
-    """What micro-batches change, if anything."""
+    """Return how micro-batches change the result, if at all."""
     images = run.schedule.optim.batch_size // run.processes.world // run.accumulate
     modules = [unwrap(run.model), *([run.objective] if isinstance(run.objective, nn.Module) else [])]
     normed = any(isinstance(part, _BatchNorm) for module in modules for part in module.modules())
@@ -95,16 +95,16 @@ def micro_batch_note(run: Run) -> str:
 
 
 def need_of(run: Run) -> MemoryNeed:
-    """Measured on a few images with the uncompiled network; weights, buffers and random numbers stay."""
+    """Measure the memory of a few images; weights, buffers and random state stay as they were."""
     network, objective = unwrap(run.model), run.objective
     modules = [network, *([objective] if isinstance(objective, nn.Module) else [])]
-    kept = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    permanent = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     activations, counts = [], []
     with left_as_it_was(run):
         network.train(not run.eval_mode)
         for images in TRIED_IMAGES:
             batch = run.loader.sample(images)  # type: ignore[attr-defined]
-            live = LiveBytes(kept)
+            live = LiveBytes(permanent)
             before = live.bytes
             with live, run.processes.autocast():
                 loss = run.objective(network, batch, epoch=0, step=0)["loss"]
@@ -112,9 +112,9 @@ def need_of(run: Run) -> MemoryNeed:
             counts.append(len_of(batch))
             activations.append(live.peak - before)
     trained = sum(p.nbytes for group in run.optimizer.param_groups for p in group["params"])
-    numbers = OPTIMISER_NUMBERS.get(type(run.optimizer).__name__, 0)
+    states = OPTIMIZER_STATES.get(type(run.optimizer).__name__, 0)
     return MemoryNeed(
-        fixed=trained * (BESIDE_WEIGHTS + numbers),
+        fixed=trained * (WEIGHT_COPIES + states),
         data=run.loader.preparing_bytes(),  # type: ignore[attr-defined]
         per_image=_slope(counts, activations),
     )
@@ -127,7 +127,7 @@ def _slope(counts: list[int], values: list[int]) -> float:
 
 
 def _tried(run: Run, images: int) -> int:
-    """As many parts as a step on the device can be done in."""
+    """Return the fewest micro-batches with which a step runs on the device."""
     parts = 1
     while parts <= images:
         try:
@@ -142,11 +142,11 @@ def _tried(run: Run, images: int) -> int:
 
 
 def _trial_step(run: Run, parts: int) -> None:
-    """Forward and backward of one micro-batch of the uncompiled network, then everything as it was."""
+    """Run forward and backward passes of one micro-batch and leave everything as it was."""
     network = unwrap(run.model)
     with closing(run.loader.epoch(0)) as batches:  # type: ignore[type-var]
         batch = next(batches)
-    # The optimiser will keep two numbers per weight from its first step on.
+    # The optimizer will keep two states per weight from its first step on.
     reserved = [torch.empty_like(p) for p in network.parameters() if p.requires_grad for _ in range(2)]
     small = split(batch, parts)[0].to(run.processes.device)
     with left_as_it_was(run):
@@ -160,11 +160,11 @@ def _trial_step(run: Run, parts: int) -> None:
 
 @contextmanager
 def left_as_it_was(run: Run) -> Iterator[None]:
-    """Inside, steps may be tried: buffers, gradients, random numbers and what the objective noted are as before."""
+    """Restore buffers, gradients, random state and the objective after trial steps."""
     objective: Any = run.objective
     modules = [unwrap(run.model), *([objective] if isinstance(objective, nn.Module) else [])]
     buffers = [buffer for module in modules for buffer in module.buffers()]
-    kept = [buffer.clone() for buffer in buffers]
+    copies = [buffer.clone() for buffer in buffers]
     with run.processes.rng_preserved():
         try:
             yield
@@ -173,17 +173,20 @@ def left_as_it_was(run: Run) -> Iterator[None]:
                 module.zero_grad(set_to_none=True)
             objective.forget()
             with torch.no_grad():
-                for buffer, before in zip(buffers, kept, strict=True):
+                for buffer, before in zip(buffers, copies, strict=True):
                     buffer.copy_(before)
 
 
-# What there is --------------------------------------------------------------------------------------------------------
+# Available memory -----------------------------------------------------------------------------------------------------
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory this process may still take: of the machine, of its control groups, of its address space; None unknown."""
-    found = [_of_machine(proc), *_of_cgroups(proc, cgroups), _of_address_space(proc)]
-    return min((max(0, value) for value in found if value is not None), default=None)
+    """Return the memory this process may still allocate, limited by machine, control groups and address space.
+
+    Returns None if it is unknown.
+    """
+    limits = [_of_machine(proc), *_of_cgroups(proc, cgroups), _of_address_space(proc)]
+    return min((max(0, value) for value in limits if value is not None), default=None)
 
 
 def _of_machine(proc: Path) -> int | None:
@@ -192,13 +195,13 @@ def _of_machine(proc: Path) -> int | None:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pass
-    try:  # no Linux: at least what is built in
+    try:  # not Linux: the installed memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return None
 
 
-# Where limit, use and statistics stand, for versions 2 and 1; files that were read count as used but can be dropped.
+# Files of the limit and the use, and the statistic of cached files, which count as used but can be dropped; by version.
 _CGROUPS = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -206,7 +209,7 @@ _CGROUPS = {
 
 
 def _of_cgroups(proc: Path, root: Path) -> Iterator[int]:
-    """What the limits of this process's control groups, and of those above them, leave."""
+    """Yield the memory left by the limits of this process's control groups and their parents."""
     try:
         lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
     except (OSError, ValueError):
@@ -216,7 +219,7 @@ def _of_cgroups(proc: Path, root: Path) -> Iterator[int]:
         if version == 1 and "memory" not in controllers.split(","):
             continue
         top = root if version == 2 else root / "memory"
-        # Inside a container the path may be that of the host: then the group is the top one.
+        # In a container the path may be that of the host; then the top group applies.
         folder = top / path.strip("/")
         for level in [folder, *folder.parents]:
             if level != top and top not in level.parents:

@@ -1,4 +1,13 @@
-"""Exported patchloom models with numpy, Pillow and an inference engine alone: `load(ARTIFACT).predict(images)`."""
+"""Models exported by patchloom, run with numpy, Pillow and an inference engine: `load(ARTIFACT).predict(images)`.
+
+    artifacts/   artifact.json, `load`, and the predictors of each task
+    engines/     ONNX, OpenVINO and torch graphs: checked, opened, run
+    images/      decoding of untrusted files, inputs from Python, preprocessing, geometry, masks
+    text/        subword vocabulary, translation line by line
+
+patchloom depends on this package; this package imports nothing of patchloom. Importing it loads nothing else: `load`
+imports what an artifact needs.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""constraints-oldest.txt pins exactly the floors of pyproject.toml."""
+"""constraints-oldest.txt pins exactly the lower bounds of both pyproject.toml files."""
 
 import re
 import tomllib
@@ -13,13 +13,18 @@ UNTESTED = {
 TOOLS = {"pytest", "pytest-xdist", "hypothesis"}  # of dev, what runs the tests
 
 
-def test_the_oldest_versions_are_the_floors() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def requirements(path: Path) -> list[str]:
+    """Return the requirements of a package and its extras, without those on patchloom's own packages."""
+    project = tomllib.loads(path.read_text())["project"]
     extras = project["optional-dependencies"]
-    dev = [each for each in extras.pop("dev") if re.match(r"[\w-]+", each)[0] in TOOLS]
-    required = [each for each in project["dependencies"] if not each.startswith("patchloom-runtime")]
-    asked = [*required, *(each for group in extras.values() for each in group), *dev]
-    floors = dict(each.split(">=") for each in asked)
+    dev = [each for each in extras.pop("dev", []) if re.match(r"[\w-]+", each)[0] in TOOLS]
+    listed = [*project["dependencies"], *(each for group in extras.values() for each in group), *dev]
+    return [each for each in listed if not each.startswith("patchloom-runtime")]
+
+
+def test_the_oldest_versions_are_the_floors() -> None:
+    required = requirements(ROOT / "runtime" / "pyproject.toml") + requirements(ROOT / "pyproject.toml")
+    floors = dict(each.split(">=") for each in required)
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert set(pins) == set(floors) - UNTESTED

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.cli.test_terminal import seen
+from tests.cli.test_terminal import terminal_output
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_image, make_shift
 from tests.data.layouts import camvid_segnet, coco128_semantic, grocery_store, oxford_pets, yolo_v5
 from tests.messages import missing
@@ -53,8 +53,8 @@ PETS = ("--masks", "annotations/trimaps")
 )
 def test_public_datasets(build, options, task, annotated, splits, facts, tmp_path, patchloom) -> None:
     data = build(tmp_path / "data")
-    found = json.loads(patchloom("check", str(data), *options, "--json").output)
-    assert (found["task"], len(found["annotated"]), found["splits"]) == (task, annotated, splits)
+    result = json.loads(patchloom("check", str(data), *options, "--json").output)
+    assert (result["task"], len(result["annotated"]), result["splits"]) == (task, annotated, splits)
     done = patchloom("check", str(data), *options)
     assert (done.code, done.errors) == (0, "")
     assert missing(done.output.splitlines()[0], *splits.values()) == []
@@ -95,9 +95,9 @@ def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
 def test_shift_as_json(tmp_path, patchloom) -> None:
     done = patchloom("check", str(make_shift(tmp_path / "shift")), "--json")
     assert done.code == 3
-    found = json.loads(done.output)
-    assert found["stray_classes"] == {"bee": 1}
-    (problem,) = found["problems"]
+    result = json.loads(done.output)
+    assert result["stray_classes"] == {"bee": 1}
+    (problem,) = result["problems"]
     assert missing(problem, "val", "bee") == []
     assert list(patchloom.work.iterdir()) == []
 
@@ -181,4 +181,4 @@ def test_a_mistake_is_one_line(patchloom, arguments, code, fact) -> None:
 
 
 def test_a_bar_is_shown_on_a_terminal(tmp_path) -> None:
-    assert "18/18" in seen("check", make_clean(tmp_path / "data"))
+    assert "18/18" in terminal_output("check", make_clean(tmp_path / "data"))

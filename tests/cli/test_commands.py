@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,11 +79,11 @@ def test_bench_gives_memory_by_size(patchloom) -> None:
     from patchloom.models.registry import create_model
 
     arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batches", "2", "--device", "cpu")
-    found = json.loads(patchloom(*arguments, "--json").output)
-    assert found["batch"] == 2
-    assert found["peak_mem_mib"]["timm:resnet18"]["48"] > found["peak_mem_mib"]["timm:resnet18"]["32"]
+    result = json.loads(patchloom(*arguments, "--json").output)
+    assert result["batch"] == 2
+    assert result["peak_mem_mib"]["timm:resnet18"]["48"] > result["peak_mem_mib"]["timm:resnet18"]["32"]
     expected = peak_mem_mib(create_model("deit_ti", image_size=48).eval(), torch.zeros(2, 3, 48, 48))
-    assert found["peak_mem_mib"]["deit_ti"]["48"] == expected
+    assert result["peak_mem_mib"]["deit_ti"]["48"] == expected
 
 
 @pytest.mark.parametrize(
@@ -209,13 +210,35 @@ def test_old_verbs_work_with_a_hint_and_are_not_listed(patchloom, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("variables", "expected"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(given, expected):
+def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(variables, expected):
     code = "import sys, os; from patchloom import cli; cli._run = lambda out: print(os.environ.get('GOMP_SPINCOUNT'), "
     code += "'torch' in sys.modules) or 0; cli.main()"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
-    environment |= given
+    environment |= variables
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [expected, "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("index CLASSIFIER PICTURES --out new --device cpu", ("new", "embedded")),
+        ("export CLASSIFIER --out new.onnx", ("new-onnx", "onnx", "float32")),
+        ("export CLASSIFIER --out page.html", ("page.html", "html")),
+        ("prune CLASSIFIER digits --shares 0.5,0.9 --bits 4", ("ABC", "0.5, 0.9", "bits 4")),
+    ],
+)
+def test_a_dry_run_writes_nothing(patchloom, line, facts, tmp_path, monkeypatch) -> None:
+    golden = Path(__file__).parent.parent / "golden"
+    places = {"CLASSIFIER": golden / "classifier", "PICTURES": golden / "pictures"}
+    monkeypatch.chdir(tmp_path)
+    arguments = [places.get(word, word) for word in line.split()]
+    done = patchloom(*arguments, "--dry-run")
+    assert (done.code, done.errors) == (0, "")
+    assert missing(done.output, *facts) == []
+    as_json = patchloom(*arguments, "--dry-run", "--json")
+    assert json.loads(as_json.output)
+    assert list(tmp_path.iterdir()) == []

@@ -40,8 +40,8 @@ def test_the_help_shows_ten_options_and_where_the_rest_is(verb, typed) -> None:
     assert options_in(few.output) == [*USUAL[verb], "help-all", "help"]
     assert {"strict", "workers", "quiet", "verbose", *USUAL[verb]} <= set(options_in(every.output))
     hidden = len(options_in(every.output)) - len(options_in(few.output))
-    told = few.output.rstrip().splitlines()[-1]
-    assert missing(told, hidden, f"patchloom {verb} --help-all") == []
+    last_line = few.output.rstrip().splitlines()[-1]
+    assert missing(last_line, hidden, f"patchloom {verb} --help-all") == []
     assert f"patchloom {verb} --help-all" not in every.output
     assert every.output.count("╭─") > few.output.count("╭─")  # panels
 
@@ -54,22 +54,22 @@ def test_a_help_that_was_folded_does_not_change_the_command(typed) -> None:
 
 @pytest.mark.parametrize("verb", NAMES)
 def test_help_of_a_verb_is_its_help(verb, typed) -> None:
-    said = typed("help", verb)
-    assert (said.code, said.errors) == (0, "")
-    assert said.output == typed(verb, "--help").output
-    assert f"patchloom {verb}" in said.output
+    done = typed("help", verb)
+    assert (done.code, done.errors) == (0, "")
+    assert done.output == typed(verb, "--help").output
+    assert f"patchloom {verb}" in done.output
 
 
 def test_help_alone_lists_the_verbs(typed) -> None:
-    said = typed("help")
-    assert said.output == typed("--help").output
-    assert all(re.search(rf"^│ {verb} ", said.output, re.MULTILINE) for verb in NAMES)
+    done = typed("help")
+    assert done.output == typed("--help").output
+    assert all(re.search(rf"^│ {verb} ", done.output, re.MULTILINE) for verb in NAMES)
 
 
 def test_help_of_nothing_says_what_is_near(typed) -> None:
-    said = typed("help", "trian")
-    assert (said.code, said.output) == (2, "")
-    assert missing(said.errors, "error: ", "trian", "train") == []
+    done = typed("help", "trian")
+    assert (done.code, done.output) == (2, "")
+    assert missing(done.errors, "error: ", "trian", "train") == []
 
 
 def test_version(typed) -> None:
@@ -89,32 +89,32 @@ def test_quiet_leaves_errors(typed) -> None:
 
 @pytest.mark.parametrize("arguments", [("-v", "recipes", "dei"), ("recipes", "dei", "-v")])
 def test_verbose_shows_where_an_error_arose(arguments, typed) -> None:
-    said = typed(*arguments)
-    assert said.code == 2
-    assert said.errors.startswith("Traceback")
-    assert "in get_recipe" in said.errors
-    assert missing(said.errors.splitlines()[-1], "error: ", "dei") == []
+    done = typed(*arguments)
+    assert done.code == 2
+    assert done.errors.startswith("Traceback")
+    assert "in get_recipe" in done.errors
+    assert missing(done.errors.splitlines()[-1], "error: ", "dei") == []
     assert "Traceback" not in typed("recipes", "dei").errors  # the next command begins anew
 
 
 def test_quiet_and_verbose_do_not_go_together(typed) -> None:
     for arguments in (("-q", "-v", "recipes"), ("-q", "recipes", "-v")):
-        said = typed(*arguments)
-        assert (said.code, said.output) == (2, "")
-        assert missing(said.errors, "error: ", "--quiet", "--verbose") == []
-        assert said.errors.count("\n") == 1
+        done = typed(*arguments)
+        assert (done.code, done.output) == (2, "")
+        assert missing(done.errors, "error: ", "--quiet", "--verbose") == []
+        assert done.errors.count("\n") == 1
 
 
 def completed(line: str, cwd) -> list[str]:
     """What bash is offered for a line; loading torch would end it with an error."""
     words = f"import sys; sys.argv[0] = 'patchloom'; sys.modules['torch'] = None; {MAIN}"
-    asked = {"_PATCHLOOM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    variables = {"_PATCHLOOM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     done = subprocess.run(
         [sys.executable, "-c", words],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=os.environ | asked | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env=os.environ | variables | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )
     assert done.stderr == ""
     return done.stdout.split()

@@ -50,8 +50,8 @@ def typed(monkeypatch, capsys, made):
     places |= {"INDEX": made / "found.index", "PICTURE": made / "data" / "blue" / "0.png"}
 
     def run(line: str):
-        given = [places.get(word, word) for word in line.split()]
-        return command(tuple(given), monkeypatch, capsys)
+        words = [places.get(word, word) for word in line.split()]
+        return command(tuple(words), monkeypatch, capsys)
 
     return run
 
@@ -108,30 +108,30 @@ def test_json_is_one_value_on_stdout(line, typed) -> None:
 def test_train_prints_its_progress_on_stderr(typed, made) -> None:
     done = typed(f"{on_cpu('train DATA --out runs/json')} --epochs 1 --json")
     assert done.code == 0
-    told = json.loads(done.output)
-    assert (told["folder"], told["ended"], told["left_out"]) == ("runs/json", "finished", 0)
-    assert 0 <= told["top1"] <= 100
+    value = json.loads(done.output)
+    assert (value["folder"], value["ended"], value["left_out"]) == ("runs/json", "finished", 0)
+    assert 0 <= value["top1"] <= 100
     first, *_, last = done.errors.splitlines()
     assert missing(first, f"patchloom {__version__}", made / "data") == []
     assert "patchloom predict runs/json" in last
-    assert any(f"{told['top1']:.2f}" in line for line in done.errors.splitlines())
+    assert any(f"{value['top1']:.2f}" in line for line in done.errors.splitlines())
 
 
 def test_the_plan_of_a_dry_run_as_fields(typed) -> None:
     done = typed(f"{on_cpu('train DATA --dry-run --out runs/new')} --json")
-    told = json.loads(done.output)
-    assert (told["folder"], told["ended"]) == ("runs/new", None)
-    assert (told["data"]["train"], told["data"]["val"], len(told["data"]["classes"])) == (16, 4, 2)
-    assert told["model"]["image_size"] == 16
-    assert told["model"]["parameters"] > 0
-    assert told["model"]["multiply_adds"] > 0
-    assert told["recipe"]["optim"]["batch_size"] == told["batch"] == 4
-    assert (told["epochs"], told["steps"], told["micro_batches"]) == (2, 8, 1)
-    (epochs,) = [choice for choice in told["choices"] if choice["key"] == "schedule.epochs"]
+    value = json.loads(done.output)
+    assert (value["folder"], value["ended"]) == ("runs/new", None)
+    assert (value["data"]["train"], value["data"]["val"], len(value["data"]["classes"])) == (16, 4, 2)
+    assert value["model"]["image_size"] == 16
+    assert value["model"]["parameters"] > 0
+    assert value["model"]["multiply_adds"] > 0
+    assert value["recipe"]["optim"]["batch_size"] == value["batch"] == 4
+    assert (value["epochs"], value["steps"], value["micro_batches"]) == (2, 8, 1)
+    (epochs,) = [choice for choice in value["choices"] if choice["key"] == "schedule.epochs"]
     assert epochs["value"] == 2
     assert epochs["why"]
-    assert told["seconds"] >= 0
-    assert told["memory_mib"] is None  # known of a GPU
+    assert value["seconds"] >= 0
+    assert value["memory_mib"] is None  # known of a GPU
     assert "runs/new" in done.errors  # the same in words
 
 
@@ -184,12 +184,12 @@ def test_tables_at_80_columns_cut_nothing(line, typed, monkeypatch) -> None:
 @pytest.mark.parametrize("line", EVALUATIONS[:-1])
 def test_all_numbers_of_the_json_stand_in_the_tables(line, typed, monkeypatch) -> None:
     monkeypatch.setattr("patchloom.cli.table.WIDTH", 80)
-    told = json.loads(typed(f"{on_cpu(line)} --json").output)
+    value = json.loads(typed(f"{on_cpu(line)} --json").output)
     for aside in ("comparisons", "seeds"):
-        told.pop(aside, None)
+        value.pop(aside, None)
     if "--sweep" in line:  # of which the table shows top-1
-        told = [{key: point[key] for key in ("crop", "top1")} for points in told.values() for point in points]
+        value = [{key: point[key] for key in ("crop", "top1")} for points in value.values() for point in points]
     printed = typed(on_cpu(line)).output
-    shown = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", printed)}
-    lost = [n for n in numbers_in(told) if not any(math.isclose(n, s, rel_tol=0, abs_tol=0.0051) for s in shown)]
+    in_table = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", printed)}
+    lost = [n for n in numbers_in(value) if not any(math.isclose(n, s, rel_tol=0, abs_tol=0.0051) for s in in_table)]
     assert lost == []

@@ -13,7 +13,7 @@ import pytest
 from tests.reliability.commands import OPTIONS, class_folders, forked
 
 
-def seen(*arguments: object) -> str:
+def terminal_output(*arguments: object) -> str:
     """What a command writes to a pseudo-terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
@@ -37,9 +37,9 @@ def seen(*arguments: object) -> str:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pseudo-terminals end differently elsewhere")
 def test_bars_are_drawn_and_not_spelled_out(tmp_path) -> None:
     data = class_folders(tmp_path / "data")
-    said = seen("train", data, "--out", tmp_path / "run", *OPTIONS)
-    said += seen("evaluate", tmp_path / "run", data) + seen("check", data)
-    assert "\\u001b" not in said
-    assert "\\x1b" not in said
-    assert "\x1b[" in said  # bars are drawn by these
-    assert f"patchloom predict {tmp_path / 'run'}" in re.sub(r"\s+", " ", said)  # it came to its end
+    text = terminal_output("train", data, "--out", tmp_path / "run", *OPTIONS)
+    text += terminal_output("evaluate", tmp_path / "run", data) + terminal_output("check", data)
+    assert "\\u001b" not in text
+    assert "\\x1b" not in text
+    assert "\x1b[" in text  # bars are drawn by these
+    assert f"patchloom predict {tmp_path / 'run'}" in re.sub(r"\s+", " ", text)  # it came to its end

@@ -59,10 +59,10 @@ def test_scores_and_several(run, type_in) -> None:
     assert float(scored[0][0]) < 0
     rows = [line.split("\t") for line in type_in(LINES, run, "--n-best", "2").output.splitlines()]
     assert [number for number, _, _ in rows] == ["1", "1", "2", "3", "3", "4", "4", "5", "5"]
-    found = json.loads(type_in(LINES, run, "--json").output)
-    assert [each["line"] for each in found] == [1, 2, 3, 4, 5]
-    assert [each["source"] for each in found] == ["one", "", "two", "日本", "last"]
-    assert [each["translations"][0]["text"] for each in found] == plain
+    result = json.loads(type_in(LINES, run, "--json").output)
+    assert [each["line"] for each in result] == [1, 2, 3, 4, 5]
+    assert [each["source"] for each in result] == ["one", "", "two", "日本", "last"]
+    assert [each["translations"][0]["text"] for each in result] == plain
 
 
 def test_bytes_that_are_no_text(run, type_in, tmp_path) -> None:
@@ -82,8 +82,8 @@ def test_a_long_sentence_is_told_once(run, type_in) -> None:
     assert translator.longest < len(translator.vocabulary.encode(words.decode())) < 40
     done = type_in(b"one\n" + words + b"\n" + words + b"\n", run)
     assert done.code == 0
-    (told,) = done.errors.splitlines()
-    assert missing(told, 2) == []  # the line
+    (value,) = done.errors.splitlines()
+    assert missing(value, 2) == []  # the line
 
 
 def test_an_endless_line_is_an_error_before_it_fills_the_memory(run, type_in, tmp_path) -> None:
@@ -121,12 +121,12 @@ def test_a_reader_that_leaves_is_no_error(run) -> None:
 
 
 def test_evaluate(run, monkeypatch, capsys) -> None:
-    given = ("--text", "numbers:count=150", "--device", "cpu")
-    done = command(("evaluate", run, *given), monkeypatch, capsys)
+    options = ("--text", "numbers:count=150", "--device", "cpu")
+    done = command(("evaluate", run, *options), monkeypatch, capsys)
     assert done.code == 0
     assert "bleu_compound" in done.output
     assert "nrefs:1|case:mixed" in done.output
-    as_json = command(("evaluate", run, *given, "--split", "val", "--json"), monkeypatch, capsys)
+    as_json = command(("evaluate", run, *options, "--split", "val", "--json"), monkeypatch, capsys)
     values = json.loads(as_json.output)[run.name]["val"]
     assert values["sentences"] == 200
     assert values["signature"].startswith("nrefs:1")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.models.dense.pyramid import Level, chosen_taps
+from patchloom.models.dense.pyramid import Level, choose_taps
 from patchloom.models.network import Network
 from patchloom.models.registry import family_of, list_models
 from patchloom.models.timm_trunk import levels_of
@@ -149,7 +149,7 @@ def test_stages_of_a_pyramidal_network_are_its_maps() -> None:
 
 def test_blocks_at_other_depths_and_for_other_numbers_of_maps() -> None:
     def numbers(depth: int, strides: tuple[int, ...]) -> list[int]:
-        return chosen_taps(dict.fromkeys(range(depth), Level(16, 1)), strides)
+        return choose_taps(dict.fromkeys(range(depth), Level(16, 1)), strides)
 
     assert numbers(24, (4, 8, 16, 32)) == [7, 11, 15, 23]
     assert numbers(8, (4, 8, 16, 32)) == [2, 3, 4, 7]
@@ -158,8 +158,8 @@ def test_blocks_at_other_depths_and_for_other_numbers_of_maps() -> None:
     assert numbers(12, (8, 16)) == [7, 11]
     assert numbers(12, (2, 4, 8, 16, 32)) == [3, 3, 5, 7, 11]
     pyramid = {i: Level(stride, 1) for i, stride in enumerate((4, 8, 8, 32))}
-    assert chosen_taps(pyramid, (4, 8, 16, 32)) == [0, 1, 2, 3]  # 16 is as near to 8 as to 32: the finer
-    assert chosen_taps(pyramid, (8, 32)) == [2, 3]
+    assert choose_taps(pyramid, (4, 8, 16, 32)) == [0, 1, 2, 3]  # 16 is as near to 8 as to 32: the finer
+    assert choose_taps(pyramid, (8, 32)) == [2, 3]
 
 
 @pytest.mark.parametrize("strides", [(), (8, 4), (4, 4), (0, 4), (4.0, 8), (True, 4)])

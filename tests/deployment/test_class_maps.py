@@ -232,7 +232,7 @@ def test_24_million_pixels_of_150_classes_take_less_than_2_gib(seen: str) -> Non
 
 def test_the_pixels_per_pass_are_bounded() -> None:
     maps = PixelClassifier(Colors())
-    assert [maps.pictures_at_once(size) for size in ((64, 64), (512, 512), (1024, 1024), (2048, 2048))] == [16, 4, 1, 1]
+    assert [maps.images_at_once(size) for size in ((64, 64), (512, 512), (1024, 1024), (2048, 2048))] == [16, 4, 1, 1]
     network, images = Colors(), samples(1100, 1600)
     maps = PixelClassifier(network)
     assert tuple(maps(images).shape) == (1, 1100, 1600)

@@ -118,10 +118,10 @@ def test_the_file_answers_as_the_run_does(exported: Exported, trained: Path) -> 
     assert file.integer == 0
     classifier, model = patchloom.load(trained / "a", device="cpu"), patchloom.load(exported.folder)
     assert isinstance(model, Artifact)
-    said, wanted = model.predict(trained / "data", top=2), classifier.predict(trained / "data", top=2)
-    assert [[name for name, _ in row] for row in said] == [[name for name, _ in row] for row in wanted]
+    predictions, wanted = model.predict(trained / "data", top=2), classifier.predict(trained / "data", top=2)
+    assert [[name for name, _ in row] for row in predictions] == [[name for name, _ in row] for row in wanted]
     assert np.allclose(
-        [[share for _, share in row] for row in said], [[s for _, s in row] for row in wanted], atol=1e-5
+        [[share for _, share in row] for row in predictions], [[s for _, s in row] for row in wanted], atol=1e-5
     )
     one = sorted((trained / "data").rglob("*.png"))[0]
     assert np.allclose(model.embed(one), classifier.embed(one), atol=1e-4)
@@ -170,7 +170,7 @@ def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, tra
     model, run = load(exported.folder), patchloom.load(trained / "a", device="cpu")
     assert answers == str(model.predict(one))
     assert loaded == "set()"
-    # Bit for bit the pixels that the run is shown.
+    # Bit for bit the pixels of the run.
     assert digest == hashlib.sha256(run._transform(read_image(one)).tobytes()).hexdigest()
 
 
@@ -208,11 +208,11 @@ def test_int8_and_half_of_a_trained_run(trained: Path, tmp_path: Path, monkeypat
 def test_normalization_inside_the_graph_is_that_of_training_to_the_bit() -> None:
     network = small("resmlp_s12")
     graph = ClassifierGraph(network, MEAN, STD)
-    seen: list[torch.Tensor] = []
-    graph.network.features = lambda images: seen.append(images) or torch.zeros(1, 16, 16)  # type: ignore[method-assign]
+    inputs: list[torch.Tensor] = []
+    graph.network.features = lambda images: inputs.append(images) or torch.zeros(1, 16, 16)  # type: ignore[method-assign]
     pixels = torch.arange(32 * 32 * 3).remainder(256).to(torch.uint8).view(1, 32, 32, 3)
     graph(pixels)
-    assert torch.equal(seen[0], normalize(pixels.permute(0, 3, 1, 2), MEAN, STD))
+    assert torch.equal(inputs[0], normalize(pixels.permute(0, 3, 1, 2), MEAN, STD))
 
 
 def test_a_graph_that_differs_is_refused_and_leaves_nothing(trained: Path, tmp_path: Path, pretended: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(trained: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("speed", "integer", "shift", "why"),  # the facts of why it is not kept
+    ("speed", "integer", "shift", "why"),  # facts in the reason why it is not kept
     [
         (50, 5, 0.0, ("50.0", "100.0")),
         (200, 0, 0.0, ()),
@@ -243,15 +243,15 @@ def test_int8_is_kept_where_it_is_worth_it(
     clock(monkeypatch, 80, 100, 100, speed)
     monkeypatch.setattr(ClassifierSubject, "quality", lambda _, outputs: 90.0 - 50 * (np.ptp(outputs["logits"]) > 1e5))
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", int8=True)
-    kept = (tmp_path / "x" / "model.txt").read_text()
+    text = (tmp_path / "x" / "model.txt").read_text()
     if why is not None:
-        assert (done.precision, kept) == ("float32", "plain")
+        assert (done.precision, text) == ("float32", "plain")
         assert [row.kept for row in done.rows[1:]] == [True, False]
         assert done.rows[-1].why
         assert [fact for fact in why if fact not in done.rows[-1].why] == []
         assert "float32" in done.notes[-1]
     else:
-        assert (done.precision, kept) == ("int8", "int8")
+        assert (done.precision, text) == ("int8", "int8")
         assert [row.kept for row in done.rows[1:]] == [False, True]
 
 
@@ -323,9 +323,9 @@ def test_a_damaged_artifact_is_one_line(trained: Path, tmp_path: Path, name: str
     at = whole.index(b"float32") if name == "artifact.json" else len(whole) // 2
     for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:-3]):
         path.write_bytes(data)
-        with pytest.raises(CheckpointError, match=re.escape(name)) as found:
+        with pytest.raises(CheckpointError, match=re.escape(name)) as error:
             load(tmp_path / "x")
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(error.value)
     path.unlink()
     with pytest.raises((CheckpointError, UsageError), match=str(tmp_path / "x")):
         load(tmp_path / "x")
@@ -340,8 +340,8 @@ def test_verify_names_what_is_damaged(trained: Path, tmp_path: Path, monkeypatch
     assert (refused.code, str(tmp_path / "x") in refused.errors) == (2, True)
     (tmp_path / "x" / "model.txt").write_text("other")
     damaged = command(("verify", tmp_path / "x", "--json"), monkeypatch, capsys)
-    told = json.loads(damaged.output)
-    assert (damaged.code, told["kind"], [one["file"] for one in told["wrong"]]) == (4, "artifact", ["model.txt"])
+    values = json.loads(damaged.output)
+    assert (damaged.code, values["kind"], [one["file"] for one in values["wrong"]]) == (4, "artifact", ["model.txt"])
 
 
 def test_a_packed_artifact_answers_the_same(trained: Path, tmp_path: Path, pretended: Any) -> None:
@@ -350,12 +350,12 @@ def test_a_packed_artifact_answers_the_same(trained: Path, tmp_path: Path, prete
     names = {path.name for path in (tmp_path / "x").iterdir()}
     assert names == {"artifact.json", "labels.json", "model.txt.z", "parity.json", "README.md"}
     assert done.rows[1].mib == (tmp_path / "x" / "model.txt.z").stat().st_size / 2**20
-    picture = trained / "data" / "red" / "0.png"
-    assert load(tmp_path / "x").predict(picture) == load(tmp_path / "plain").predict(picture)
+    image = trained / "data" / "red" / "0.png"
+    assert load(tmp_path / "x").predict(image) == load(tmp_path / "plain").predict(image)
 
 
 @pytest.mark.parametrize(
-    ("size", "data", "said"),
+    ("size", "data", "pattern"),
     [
         (3, None, r"model\.txt\.z.*\b3\b"),
         (6, None, r"model\.txt\.z.*\b6\b"),
@@ -364,7 +364,7 @@ def test_a_packed_artifact_answers_the_same(trained: Path, tmp_path: Path, prete
     ],
 )
 def test_a_packed_graph_of_another_size_is_refused(
-    trained: Path, tmp_path: Path, size: int, data: bytes | None, said: str
+    trained: Path, tmp_path: Path, size: int, data: bytes | None, pattern: str
 ) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended", packed=True)
     path, packed = tmp_path / "x" / "artifact.json", tmp_path / "x" / "model.txt.z"
@@ -374,7 +374,7 @@ def test_a_packed_graph_of_another_size_is_refused(
     about["packed"]["model.txt"] = size
     about["files"][packed.name] = hashlib.sha256(packed.read_bytes()).hexdigest()
     path.write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=pattern):
         load(tmp_path / "x")
 
 
@@ -386,8 +386,8 @@ def test_a_pruned_run_packed_is_smaller(trained: Path, tmp_path: Path) -> None:
     packed = export(str(tmp_path / "pruned"), str(tmp_path / "packed"), packed=True)
     assert packed.rows[1].mib < plain.rows[1].mib
     assert packed.rows[1].agreement == 100.0
-    picture = trained / "data" / "red" / "0.png"
-    assert load(tmp_path / "packed").predict(picture) == load(tmp_path / "plain").predict(picture)
+    image = trained / "data" / "red" / "0.png"
+    assert load(tmp_path / "packed").predict(image) == load(tmp_path / "plain").predict(image)
 
 
 def test_an_artifact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -> None:
@@ -404,14 +404,14 @@ def test_an_artifact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -
 def test_the_command_line(trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     out = tmp_path / "x"
     done = command(("export", trained / "a", "--to", "pretended", "--out", out, "--json"), monkeypatch, capsys)
-    told = json.loads(done.output)
-    assert (done.code, told["precision"], [row["kept"] for row in told["rows"]]) == (0, "float32", [True, True])
+    values = json.loads(done.output)
+    assert (done.code, values["precision"], [row["kept"] for row in values["rows"]]) == (0, "float32", [True, True])
     again = command(("export", trained / "a", "--to", "pretended", "--out", out), monkeypatch, capsys)
     assert (again.code, str(out) in again.errors) == (2, True)
     shutil.rmtree(out)
-    shown = command(("export", trained / "a", "--to", "pretended", "--out", out), monkeypatch, capsys)
-    assert "pretended" in shown.output
-    assert "float32" in shown.output
+    printed = command(("export", trained / "a", "--to", "pretended", "--out", out), monkeypatch, capsys)
+    assert "pretended" in printed.output
+    assert "float32" in printed.output
     unread = command(("export", trained / "a", "--out", tmp_path / "p.html", "--size", 8), monkeypatch, capsys)
     assert (unread.code, "--size" in unread.errors) == (2, True)
     folder = command(("export", trained / "a", "--to", "html", "--out", tmp_path / "p"), monkeypatch, capsys)
@@ -421,7 +421,7 @@ def test_the_command_line(trained: Path, tmp_path: Path, monkeypatch: Any, capsy
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "pattern"),
     [
         ({"half": True, "int8": True}, "--half.*--int8|--int8.*--half"),
         ({"to": "torch", "int8": True}, "--int8.*onnx"),
@@ -429,9 +429,11 @@ def test_the_command_line(trained: Path, tmp_path: Path, monkeypatch: Any, capsy
         ({"images": 0}, "images.*0"),
     ],
 )
-def test_what_cannot_be_is_said_first(trained: Path, tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        export(str(trained / "a"), str(tmp_path / "x"), **({"to": "pretended"} | given))
+def test_impossible_options_are_refused_first(
+    trained: Path, tmp_path: Path, options: dict[str, Any], pattern: str
+) -> None:
+    with pytest.raises(UsageError, match=pattern):
+        export(str(trained / "a"), str(tmp_path / "x"), **({"to": "pretended"} | options))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -458,10 +460,10 @@ def test_an_artifact_stands_where_a_run_does(
 ) -> None:
     """predict, evaluate and look take it; it says what the run says."""
     folder, run, data = exported.folder, trained / "a", trained / "data"
-    picture = data / "red" / "0.png"
-    said = [command(("predict", one, picture), monkeypatch, capsys) for one in (run, folder)]
-    assert [one.code for one in said] == [0, 0]
-    assert said[0].output == said[1].output
+    image = data / "red" / "0.png"
+    results = [command(("predict", one, image), monkeypatch, capsys) for one in (run, folder)]
+    assert [one.code for one in results] == [0, 0]
+    assert results[0].output == results[1].output
     both = command(("compare", run, folder, data, "--json"), monkeypatch, capsys)
     assert both.code == 0, both.errors
     numbers = json.loads(both.output)["runs"]
@@ -472,7 +474,7 @@ def test_an_artifact_stands_where_a_run_does(
     assert looked.code == 0, looked.errors
     page = (tmp_path / "look.html").read_text("utf-8")
     assert len(re.findall(r'class="(?:good|bad)"', page)) == 4
-    assert page.count("<img") == 4  # the pictures, and no maps
+    assert page.count("<img") == 4  # the images, and no maps
 
 
 @pytest.mark.parametrize(

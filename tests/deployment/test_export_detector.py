@@ -1,4 +1,4 @@
-"""A detector as graphs and rules in numpy finds what the network finds; its artefact is a detector."""
+"""A detector as graphs and rules in numpy finds what the network finds; its artifact is a detector."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ PREPROCESSING = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (SID
 
 
 def canvases(count: int = 3) -> np.ndarray:
-    """Noise, of which pictures fill a part."""
+    """Canvases of noise, partly filled by images."""
     rows = np.zeros(count, [("pixels", np.uint8, (SIDE, SIDE, 3)), ("extent", np.int64, (4,))])
     rows["pixels"] = np.random.default_rng(0).integers(0, 256, rows["pixels"].shape)
     rows["extent"] = [(40, SIDE, 80, 128), (SIDE, 30, 128, 60), (20, 20, 20, 20)][:count]
@@ -70,10 +70,10 @@ def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_pa
         form.write(part, tmp_path)
     graph = subject.open(form, tmp_path, 1)
     for rows in (subject.rows, subject.rows[2:]):
-        found, expected = graph(rows), subject.run(rows)
+        outputs, expected = graph(rows), subject.run(rows)
         assert sum(len(one.scores) for one in expected[OBJECTS]) > len(rows)
-        assert subject.agreement(found, expected) == 100.0
-        pixels, share = subject.differences(found, expected)
+        assert subject.agreement(outputs, expected) == 100.0
+        pixels, share = subject.differences(outputs, expected)
         assert pixels <= 1e-3
         assert share <= 1e-4
 
@@ -103,17 +103,17 @@ def test_objects_are_paired_once_and_by_class() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("detection") / "run"
-    given: dict[str, Any] = {"task": "detect", "level": "coarse", "model": "resmlp_s12", "epochs": 1, "size": 32}
+    options: dict[str, Any] = {"task": "detect", "level": "coarse", "model": "resmlp_s12", "epochs": 1, "size": 32}
     small = TINY | {"detect.min_score": 0.05}
     data = "shapes:count=16,size=32"
-    run_training(TrainingSettings(data=data, out=str(folder), changes=small, workers=0, batch=4, **given))
+    run_training(TrainingSettings(data=data, out=str(folder), changes=small, workers=0, batch=4, **options))
     return folder
 
 
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Exported:
     needs_onnx()
-    return export(str(run), str(run.parent / "artefact"))
+    return export(str(run), str(run.parent / "artifact"))
 
 
 def test_an_artifact_is_a_detector(run: Path, exported: Exported) -> None:
@@ -121,16 +121,16 @@ def test_an_artifact_is_a_detector(run: Path, exported: Exported) -> None:
     assert (exported.measure, exported.images) == ("box AP", 16)
     assert (file.agreement, file.accuracy) == (100.0, exported.rows[0].accuracy)
     artifact, detector = patchloom.load(exported.folder), patchloom.load(run, device="cpu")
-    picture = np.random.default_rng(0).integers(0, 256, (32, 24, 3), dtype=np.uint8)  # of the canvas' scale
-    found, wanted = (model.predict([picture, picture[:20]], min_score=0.0) for model in (artifact, detector))
-    assert [len(each) for each in found] == [len(each) for each in wanted]
-    for one, other in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True):
+    image = np.random.default_rng(0).integers(0, 256, (32, 24, 3), dtype=np.uint8)  # of the canvas' scale
+    outputs, wanted = (model.predict([image, image[:20]], min_score=0.0) for model in (artifact, detector))
+    assert [len(each) for each in outputs] == [len(each) for each in wanted]
+    for one, other in zip(outputs[0] + outputs[1], wanted[0] + wanted[1], strict=True):
         assert (one.name, pytest.approx(one.score, abs=1e-4)) == (other.name, other.score)
         assert np.allclose(one.box, other.box, atol=1e-2)
         assert (one.mask((32, 24)) == other.mask((32, 24))).mean() > 0.99
-    assert isinstance(artifact.predict(picture), list)
+    assert isinstance(artifact.predict(image), list)
     with pytest.raises(UsageError) as error:
-        artifact.predict(picture, min_score=2)
+        artifact.predict(image, min_score=2)
     assert "min_score" in str(error.value)
     assert "2" in str(error.value)
 
@@ -148,7 +148,7 @@ def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "pattern"),
     [
         ({"parts": ["model"]}, r"artifact\.json.*regions"),
         ({"detection": {"anchors": []}}, r"artifact\.json"),
@@ -156,11 +156,11 @@ def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: P
     ],
 )
 def test_an_artifact_that_does_not_tell_all_is_refused(
-    exported: Exported, tmp_path: Path, changed: dict[str, Any], said: str
+    exported: Exported, tmp_path: Path, changed: dict[str, Any], pattern: str
 ) -> None:
     about = json.loads((exported.folder / "artifact.json").read_text()) | changed
     (tmp_path / "artifact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=pattern):
         load(tmp_path)
 
 

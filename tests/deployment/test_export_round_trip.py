@@ -91,12 +91,12 @@ def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, 
     module.eval()
     form.write(GraphPart(module, {"pixels": torch.from_numpy(pixels[:2])}, module.outputs), tmp_path)
     assert not any(b".py" in file.read_bytes() for file in tmp_path.iterdir()), "paths of this machine"
-    found = form.open(tmp_path, 1)(pixels)
+    outputs = form.open(tmp_path, 1)(pixels)
     with torch.inference_mode():
         wanted = expected(normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD))
-    assert set(found) == set(wanted)
+    assert set(outputs) == set(wanted)
     for output, tensor in wanted.items():
         array = tensor.numpy()
-        assert np.abs(found[output] - array).max() <= TOLERANCE["float32"] * max(1.0, np.abs(array).max())
+        assert np.abs(outputs[output] - array).max() <= TOLERANCE["float32"] * max(1.0, np.abs(array).max())
         if output != EMBEDDING:
-            assert (found[output].argmax(1) == array.argmax(1)).all()
+            assert (outputs[output].argmax(1) == array.argmax(1)).all()

@@ -1,4 +1,4 @@
-"""A translator as two graphs and a search in numpy writes what the run writes; its artefact is a translator."""
+"""A translator as two graphs and a search in numpy writes what the run writes; its artifact is a translator."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ LINES = ["one hundred and two", "", "seven", "nine hundred and ninety-nine thous
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     needs_onnx()
-    return export(str(RUN), str(tmp_path_factory.mktemp("text") / "artefact"), data="numbers:count=150", images=12)
+    return export(str(RUN), str(tmp_path_factory.mktemp("text") / "artifact"), data="numbers:count=150", images=12)
 
 
 def test_an_artifact_is_a_translator(exported: Exported) -> None:
@@ -41,9 +41,9 @@ def test_an_artifact_is_a_translator(exported: Exported) -> None:
     assert (file.agreement, file.accuracy) == (100.0, run.accuracy)
     artifact, translator = patchloom.load(exported.folder), patchloom.load(RUN, device="cpu")
     for options in ({"beams": 1}, {"beams": 4, "n_best": 3}, {"beams": 2, "length_penalty": 0.0, "batch": 1}):
-        found, wanted = (list(model.translate(LINES, **options)) for model in (artifact, translator))
-        assert [[one.text for one in line] for line in found] == [[one.text for one in line] for line in wanted]
-        assert np.allclose([line[0].score for line in found], [line[0].score for line in wanted], atol=1e-4)
+        results, wanted = (list(model.translate(LINES, **options)) for model in (artifact, translator))
+        assert [[one.text for one in line] for line in results] == [[one.text for one in line] for line in wanted]
+        assert np.allclose([line[0].score for line in results], [line[0].score for line in wanted], atol=1e-4)
     assert f"{translator.source} → {translator.target}" in repr(artifact)
     with pytest.raises(UsageError) as error:
         list(artifact.translate(["one"], beams=1, n_best=2))
@@ -85,5 +85,5 @@ def test_the_graphs_search_as_the_network_does(name: str, to: str, tmp_path: Pat
     for beams in (1, 3):
         how = {"max_length_a": 2.0, "max_length_b": 50, "stop_early": False}
         wanted = beam_search(network, source, beams=beams, length_penalty=0.6, n_best=beams, **how)
-        found = BeamSearch(graphs, 24, state_size(network), beams, 0.6).of_pieces(pieces, beams)
-        assert [[one.tokens for one in each] for each in found] == [[one.tokens for one in each] for each in wanted]
+        results = BeamSearch(graphs, 24, state_size(network), beams, 0.6).of_pieces(pieces, beams)
+        assert [[one.tokens for one in each] for each in results] == [[one.tokens for one in each] for each in wanted]

@@ -75,7 +75,7 @@ def peak_growth() -> Callable[[], int]:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     Image.fromarray(np.full((SIDE, SIDE, 3), (255, 0, 51), np.uint8)).save(tmp_path / "one.png")
     return tmp_path / "one.png"
 
@@ -126,10 +126,10 @@ def saved(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_checked_program_answers_and_torch_still_reads_it(program: Path, tmp_path: Path, picture: Path) -> None:
+def test_a_checked_program_answers_and_torch_still_reads_it(program: Path, tmp_path: Path, image: Path) -> None:
     folder = torch_artifact(program, tmp_path / "x")
-    assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
-    assert [name for name, _ in load(folder).predict(picture, top=2)] == ["red", "green"]
+    assert load(folder).embed(image) == pytest.approx([1.0, 1.0, 2.2])
+    assert [name for name, _ in load(folder).predict(image, top=2)] == ["red", "green"]
     assert members_of(program)[SAMPLES] == b""  # no pixels of the user's data either
     pixels = torch.full((3, SIDE, SIDE, 3), 255, dtype=torch.uint8)
     of_torch = torch.export.load(program).module(check_guards=False)(pixels)
@@ -219,7 +219,7 @@ def test_an_operator_that_no_export_uses_is_refused(
     assert target in refused(folder, monkeypatch, capsys)
 
 
-def test_text_that_torch_would_evaluate_is_not_looked_at(program: Path, tmp_path: Path, picture: Path) -> None:
+def test_text_that_torch_would_evaluate_is_not_looked_at(program: Path, tmp_path: Path, image: Path) -> None:
     marker = tmp_path / "marker"
     code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
 
@@ -232,7 +232,7 @@ def test_text_that_torch_would_evaluate_is_not_looked_at(program: Path, tmp_path
         members[MODEL_JSON] = json.dumps(model).encode()
 
     folder = torch_artifact(program, tmp_path / "x", change)
-    assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
+    assert load(folder).embed(image) == pytest.approx([1.0, 1.0, 2.2])
     assert not marker.exists()
 
 
@@ -277,7 +277,7 @@ def test_a_compressed_archive_is_refused(program: Path, tmp_path: Path, monkeypa
 
 
 def test_a_program_that_would_fill_the_memory_takes_none(
-    program: Path, tmp_path: Path, picture: Path, peak_growth: Callable[[], int]
+    program: Path, tmp_path: Path, image: Path, peak_growth: Callable[[], int]
 ) -> None:
     def change(graph: dict[str, Any]) -> None:
         node = next(each for each in graph["nodes"] if each["target"] == "torch.ops.aten.mul.Tensor")
@@ -289,17 +289,17 @@ def test_a_program_that_would_fill_the_memory_takes_none(
 
     model = load(torch_artifact(program, tmp_path / "x", graph_with(change)))
     with pytest.raises(CheckpointError, match=r"model\.pt2"):
-        model.embed(picture)
+        model.embed(image)
     assert peak_growth() < 1 << 28
 
 
 def test_a_program_that_takes_too_long_is_ended(
-    program: Path, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+    program: Path, tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("patchloom_runtime.engines.torch_program.RUN_SECONDS", 0.0)
     model = load(torch_artifact(program, tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.pt2"):
-        model.embed(picture)
+        model.embed(image)
 
 
 def test_regions_outside_the_maps_are_refused() -> None:
@@ -397,7 +397,7 @@ def made_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "pattern"),
     [
         ("Loop", "Loop"),
         ("If", "If"),
@@ -414,24 +414,24 @@ def made_of(kind: str) -> dict[str, Any]:
     ],
 )
 def test_a_graph_that_no_export_writes_is_refused(
-    tmp_path: Path, kind: str, said: str, monkeypatch: Any, capsys: Any, peak_growth: Callable[[], int]
+    tmp_path: Path, kind: str, pattern: str, monkeypatch: Any, capsys: Any, peak_growth: Callable[[], int]
 ) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'patchloom[export]'")
     folder = onnx_artifact(tmp_path / "x", **made_of(kind))
     (folder / "weights.bin").write_bytes(bytes(4))
     message = refused(folder, monkeypatch, capsys)
     assert "model.onnx" in message
-    assert said in message
+    assert pattern in message
     assert peak_growth() < 1 << 28
 
 
-def test_an_honest_graph_answers(tmp_path: Path, picture: Path) -> None:
-    assert load(onnx_artifact(tmp_path / "x")).embed(picture) == pytest.approx([255.0, 0.0, 51.0])
+def test_an_honest_graph_answers(tmp_path: Path, image: Path) -> None:
+    assert load(onnx_artifact(tmp_path / "x")).embed(image) == pytest.approx([255.0, 0.0, 51.0])
 
 
 @pytest.mark.parametrize("start", ["start", "values"])
 def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
-    tmp_path: Path, picture: Path, start: str, peak_growth: Callable[[], int]
+    tmp_path: Path, image: Path, start: str, peak_growth: Callable[[], int]
 ) -> None:
     """Constants when the session is made, and pixels when it runs: 8 TB."""
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'patchloom[export]'")
@@ -450,7 +450,7 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
         "from patchloom_runtime.errors import CheckpointError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"
-        f"    load({str(tmp_path / 'x')!r}, threads=1).embed({str(picture)!r})\n"
+        f"    load({str(tmp_path / 'x')!r}, threads=1).embed({str(image)!r})\n"
         "except CheckpointError as error:\n"
         "    print(error)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)\n"
@@ -463,23 +463,23 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
     assert done.stderr == ""
 
 
-def test_a_graph_that_takes_too_long_is_ended(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_takes_too_long_is_ended(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchloom_runtime.engines.onnx.RUN_SECONDS", 0.0)
     monkeypatch.setattr("patchloom_runtime.engines.onnx.Timer", AtOnce)
     model = load(onnx_artifact(tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.onnx"):
-        model.embed(picture)
+        model.embed(image)
 
 
 class AtOnce:
     """A timer whose time is over when it starts."""
 
-    def __init__(self, seconds: float, function: Callable[..., None], given: tuple[Any, ...]) -> None:
-        self.seconds, self.function, self.given = seconds, function, given
+    def __init__(self, seconds: float, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.seconds, self.function, self.args = seconds, function, args
 
     def start(self) -> None:
         assert self.seconds == 0
-        self.function(*self.given)
+        self.function(*self.args)
 
     def cancel(self) -> None:
         """Nothing is left to end."""
@@ -496,7 +496,7 @@ NET = """<?xml version="1.0"?><net name="n" version="11"><layers>
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "pattern"),
     [
         ("<layers>", "<!DOCTYPE a><layers>", None),
         ("<layers>", "<layers", None),
@@ -511,14 +511,14 @@ NET = """<?xml version="1.0"?><net name="n" version="11"><layers>
     ],
 )
 def test_an_openvino_graph_that_no_export_writes_is_refused(
-    tmp_path: Path, before: str, after: str, said: str | None
+    tmp_path: Path, before: str, after: str, pattern: str | None
 ) -> None:
     (tmp_path / "model.bin").write_bytes(np.array([(1 << 27) + (not before)], "<i8").tobytes())
     (tmp_path / "model.xml").write_text(NET)
     if before:
         check_openvino(tmp_path / "model.xml")
     (tmp_path / "model.xml").write_text(NET.replace(before, after))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=pattern):
         check_openvino(tmp_path / "model.xml")
 
 
@@ -540,7 +540,7 @@ def test_a_changed_graph_is_checked_without_another_error(tmp_path: Path) -> Non
     assert refusals > 1000
 
 
-def test_a_changed_program_is_one_line(program: Path, tmp_path: Path, picture: Path) -> None:
+def test_a_changed_program_is_one_line(program: Path, tmp_path: Path, image: Path) -> None:
     """Any value of the graph's JSON replaced by any other."""
     random, others = np.random.default_rng(0), [None, -1, 10**30, "x", [], {}, [{}], {"as_int": 10**12}, True, 0.5]
     model = json.loads(members_of(program)[MODEL_JSON])
@@ -560,7 +560,7 @@ def test_a_changed_program_is_one_line(program: Path, tmp_path: Path, picture: P
 
         folder = torch_artifact(program, tmp_path / str(number), change)
         try:
-            load(folder).embed(picture)
+            load(folder).embed(image)
         except CheckpointError as error:
             messages.append(str(error))
     assert len(messages) > 30

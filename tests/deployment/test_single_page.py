@@ -1,4 +1,4 @@
-"""The page's program and scripts: every family answers as its network does, pictures are seen as Pillow resizes them.
+"""The page's program and scripts: every family predicts as its network does, images are resized as Pillow does.
 
 The scripts run in Node here; `test_single_page_browser.py` opens the page.
 """
@@ -18,15 +18,14 @@ from torch import Tensor
 
 import patchloom.exporters.single_page.page as single_page
 from patchloom.data.images.image_batch import ImageBatch, normalize
-from patchloom.exporters.single_page.drawing import how_drawn
+from patchloom.exporters.single_page.drawing import drawing_style
 from patchloom.exporters.single_page.kernels import kernels
 from patchloom.exporters.single_page.networks import write_network
 from patchloom.exporters.single_page.page import described, export_page
 from patchloom.exporters.single_page.program import PageProgram, Weights
 from patchloom.inference.classifier import Classifier
 from patchloom.layers.attention import record_attention
-from patchloom.models.absorb import absorb
-from patchloom.models.network import Network
+from patchloom.models.network import Network, absorb
 from patchloom.models.registry import build_model
 from patchloom.report.pictures.attention import class_attention, class_evidence
 from patchloom.runs.config import Preprocessing, RunFiles
@@ -34,7 +33,7 @@ from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.networks import images, small
 
-SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "pictures.js", "serve.js")]
+SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "images.js", "serve.js")]
 SERVE = """
 const fs = require("fs"), vm = require("vm")
 const { scripts, job } = JSON.parse(fs.readFileSync(0))
@@ -48,8 +47,8 @@ const jobs = {
       return { logits: plain(logits), map: plain(map), kernels: model.kernels }
     })),
   views: cases => cases.map(one => {
-    const seen = seenBy(bytesOf(one.rgba), one.width, one.height, one)
-    return { seen: plain(seen), normalised: plain(normalised(seen, one)) }
+    const input = networkPixels(bytesOf(one.rgba), one.width, one.height, one)
+    return { input: plain(input), normalized: plain(normalized(input, one)) }
   }),
 }
 console.log(JSON.stringify(jobs[job.name](job.cases)))
@@ -93,13 +92,13 @@ def in_node(name: str, cases: list[Any]) -> list[Any]:
 
 def classifier_of(network: Network) -> Classifier:
     size = network.config.image_size
-    shown = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), size, 0.9)
+    preprocessing = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), size, 0.9)
     count = network.config.num_classes
     labels = tuple(f"class {number}" for number in range(count))
-    return Classifier(network, RunFiles(network.config.name, {"num_classes": count}, shown, None, labels))
+    return Classifier(network, RunFiles(network.config.name, {"num_classes": count}, preprocessing, None, labels))
 
 
-def told(network: Network, x: Tensor, weights: Weights) -> dict[str, Any]:
+def described_case(network: Network, x: Tensor, weights: Weights) -> dict[str, Any]:
     program, image, answer = write_network(absorb(network), network.config.image_size, weights)
     known = described(classifier_of(network), program, image, answer, None)
     pixels = x[0].permute(1, 2, 0).flatten().tolist()
@@ -115,9 +114,9 @@ def networks() -> dict[str, Network]:
 def answers(networks: dict[str, Network]) -> dict[tuple[str, str], Any]:
     """(case, form of the weights) → what the vectors' kernels and plain JavaScript answer."""
     forms: list[Weights] = ["fp16", "int8"]
-    asked = [(case, form) for case in networks for form in forms]
-    cases = [told(networks[case], images(networks[case], 1), form) for case, form in asked]
-    return dict(zip(asked, in_node("programs", cases), strict=True))
+    requests = [(case, form) for case in networks for form in forms]
+    cases = [described_case(networks[case], images(networks[case], 1), form) for case, form in requests]
+    return dict(zip(requests, in_node("programs", cases), strict=True))
 
 
 @pytest.mark.parametrize(("form", "tolerance"), [("fp16", 2e-3), ("int8", 5e-2)])
@@ -173,7 +172,7 @@ def test_the_page_runs_convnets(backbone: str, options: dict[str, Any]) -> None:
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = stored_as_fp16(network)(x)[0]
-    ((fast, _),) = in_node("programs", [told(network, x, "fp16")])
+    ((fast, _),) = in_node("programs", [described_case(network, x, "fp16")])
     assert (torch.tensor(fast["logits"]) - expected).abs().max() < 1e-3 * max(1.0, float(expected.abs().max()))
     assert len(fast["map"]) == 5 * 4  # a map of 2×2 positions for each of the five classes
 
@@ -189,8 +188,8 @@ def test_the_maps_of_averages_are_the_patches_logits(
 ) -> None:
     for case in ("resmlp", "mixer", "smlpnet, concatenated", "deit, averaged"):
         evidence = class_evidence(networks[case], images(networks[case], 1))[0]  # (classes, h, w)
-        found = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(evidence.shape)
-        assert (found - evidence).abs().max() < 5e-3 * max(1.0, float(evidence.abs().max())), case
+        result = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(evidence.shape)
+        assert (result - evidence).abs().max() < 5e-3 * max(1.0, float(evidence.abs().max())), case
 
 
 def test_a_token_per_class_shows_what_it_reads(
@@ -198,8 +197,8 @@ def test_a_token_per_class_shows_what_it_reads(
 ) -> None:
     case = "patchconvnet, a token per class"
     read = class_attention(networks[case], images(networks[case], 1))[0].weights[0].mean(dim=0)  # (T, h, w)
-    found = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(read.shape)
-    assert (found - read).abs().max() < 2e-3
+    result = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(read.shape)
+    assert (result - read).abs().max() < 2e-3
 
 
 def test_a_class_token_shows_what_each_patch_gave_it(
@@ -208,19 +207,19 @@ def test_a_class_token_shows_what_each_patch_gave_it(
     network: Any = networks["deit"]
     x, inputs = images(network, 1), []
     branch = network.blocks[-1].tokens
-    hook = branch.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    hook = branch.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     with torch.no_grad(), record_attention(network) as maps:
         token = network.run_blocks(x)[0, 0]
         hook.remove()
         layer = branch.mix
         weights = maps["blocks.1.tokens.mix"][0][0, :, 0, 1:]  # (heads, N), from the class token to the patches
         values = layer.qkv(branch.norm(inputs[0]))[0, 1:, 2 * 16 :].view(-1, 2, 8)  # (N, heads, d)
-        given = (weights.T[..., None] * values).flatten(1) @ layer.proj.weight.T
+        added = (weights.T[..., None] * values).flatten(1) @ layer.proj.weight.T
         spread = (token.var(unbiased=False) + network.norm.eps).sqrt()
-        held = (given - given.mean(dim=1, keepdim=True)) / spread * network.norm.weight
+        held = (added - added.mean(dim=1, keepdim=True)) / spread * network.norm.weight
         expected = held @ network.classifier.weight.T  # (N, classes)
-    found = torch.tensor(answers["deit", "fp16"][0]["map"]).view(expected.shape)
-    assert (found - expected).abs().max() < 5e-3 * expected.abs().max()
+    result = torch.tensor(answers["deit", "fp16"][0]["map"]).view(expected.shape)
+    assert (result - expected).abs().max() < 5e-3 * expected.abs().max()
 
 
 def test_networks_without_places_have_no_map(answers: dict[tuple[str, str], Any]) -> None:
@@ -231,21 +230,21 @@ def test_networks_without_places_have_no_map(answers: dict[tuple[str, str], Any]
 def test_values_that_live_together_lie_apart(networks: dict[str, Network]) -> None:
     program, *_ = write_network(absorb(networks["deit"]), (32, 32), "int8")
     total = program.described()["floats"]
-    rooms = program._rooms
-    for number, one in enumerate(rooms):
+    buffers = program._buffers
+    for number, one in enumerate(buffers):
         assert 0 <= one.at <= one.at + one.floats <= total
-        for other in rooms[:number]:
+        for other in buffers[:number]:
             together = one.first <= other.last and other.first <= one.last
             assert not together or one.at + one.floats <= other.at or other.at + other.floats <= one.at
-    assert total < sum(room.floats for room in rooms) / 2
+    assert total < sum(buffer.floats for buffer in buffers) / 2
 
 
 class RowsFirst(EvaluationTransform):
-    """Pillow's resize in the order of all versions before 13, which begins with the columns of some tall pictures."""
+    """Pillow's resize in the order of all versions before 13, which begins with the columns of some tall images."""
 
-    def resized(self, picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
         kind = Image.Resampling[self.interpolation.upper()]
-        return np.asarray(picture.resize((size[1], picture.height), kind).resize((size[1], size[0]), kind))
+        return np.asarray(image.resize((size[1], image.height), kind).resize((size[1], size[0]), kind))
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "box"])
@@ -261,16 +260,16 @@ def test_pictures_are_seen_as_pillow_resizes_them(interpolation: str) -> None:
         ((16, 16), (16, 16), 1.0, "short_side"),
         ((8, 31), (8, 8), 0.9, "short_side"),
     ):
-        picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        rgba = base64.b64encode(picture.convert("RGBA").tobytes()).decode()
-        shown = {"size": size, "crop": crop, "interpolation": interpolation, "resize": resize}
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        rgba = base64.b64encode(image.convert("RGBA").tobytes()).decode()
+        settings = {"size": size, "crop": crop, "interpolation": interpolation, "resize": resize}
         normal = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-        cases.append({"rgba": rgba, "width": width, "height": height, **shown, **normal})
-        expected.append(RowsFirst(size, crop, interpolation, resize=resize)(picture))
-    for answer, seen in zip(in_node("views", cases), expected, strict=True):
-        assert answer["seen"] == seen.ravel().tolist()
-        batch = normalize(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()
-        assert (torch.tensor(answer["normalised"]) - batch).abs().max() < 1e-6
+        cases.append({"rgba": rgba, "width": width, "height": height, **settings, **normal})
+        expected.append(RowsFirst(size, crop, interpolation, resize=resize)(image))
+    for answer, pixels in zip(in_node("views", cases), expected, strict=True):
+        assert answer["input"] == pixels.ravel().tolist()
+        batch = normalize(ImageBatch.of_pixels([pixels]).images)[0].permute(1, 2, 0).flatten()
+        assert (torch.tensor(answer["normalized"]) - batch).abs().max() < 1e-6
 
 
 def test_tiny_weights_survive_fp16() -> None:
@@ -318,11 +317,11 @@ def test_wrong_options_are_refused_before_work(tmp_path: Path) -> None:
 def test_drawings_are_grey_and_say_their_ink() -> None:
     stroke = np.zeros((8, 8), np.uint8)
     stroke[1:7, 3:5] = 255
-    white = how_drawn([Image.fromarray(stroke)])
-    black = how_drawn([Image.fromarray(255 - stroke)])
+    white = drawing_style([Image.fromarray(stroke)])
+    black = drawing_style([Image.fromarray(255 - stroke)])
     assert white is not None
     assert black is not None
     assert (white.ink, white.fills) == ("white", 0.75)
     assert (black.ink, black.fills) == ("black", 0.75)
-    assert how_drawn([Image.new("RGB", (8, 8), (10, 200, 30))]) is None
-    assert how_drawn([Image.new("L", (8, 8), 0)]) is None
+    assert drawing_style([Image.new("RGB", (8, 8), (10, 200, 30))]) is None
+    assert drawing_style([Image.new("L", (8, 8), 0)]) is None

@@ -1,4 +1,4 @@
-"""The page in a real browser, from disk and without a network: pictures, drawings, classes, maps, phone and screen."""
+"""The page in a real browser, from disk and offline: images, drawings, classes, maps, phone and screen."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,16 +26,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "digits"
     options: dict[str, Any] = {"num_classes": 10, "image_size": 8, "patch_size": 2, "depth": 1, "dim": 16}
     network = small("resmlp_s12", **options)
-    shown = Preprocessing(network.pixel_mean, network.pixel_std, (8, 8), 1.0)
-    Classifier(network, RunFiles("resmlp_s12", options, shown, None, CLASSES)).save_pretrained(folder)
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, (8, 8), 1.0)
+    Classifier(network, RunFiles("resmlp_s12", options, preprocessing, None, CLASSES)).save_pretrained(folder)
     write_run_metadata(folder, RunMetadata(data="digits", data_name="digits <i>&"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Pictures of several sizes and modes, one of them transparent."""
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Images of several sizes and modes, one of them transparent."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     paths = [folder / f"{number}.png" for number in range(4)]
     kinds = [((8, 8), "L"), ((40, 30), "RGB"), ((21, 50), "RGB"), ((16, 16), "RGBA")]
     for path, (size, mode) in zip(paths, kinds, strict=True):
@@ -62,13 +62,13 @@ def page(run: Path, tmp_path: Path, browser: Any) -> Iterator[Any]:  # noqa: F81
 
 
 def pixels(page: Any, canvas: str) -> str:
-    found: str = page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
-    return found
+    url: str = page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
+    return url
 
 
-def test_files_are_answered_as_by_the_run(run: Path, pictures: list[Path], page: Any) -> None:
-    answered = load(run, device="cpu").predict([str(path) for path in pictures], top=10)
-    page.set_input_files("#files", [str(path) for path in pictures])
+def test_files_are_answered_as_by_the_run(run: Path, images: list[Path], page: Any) -> None:
+    answered = load(run, device="cpu").predict([str(path) for path in images], top=10)
+    page.set_input_files("#files", [str(path) for path in images])
     page.wait_for_selector("#strip li:nth-child(4)")
     for number, answers in enumerate(answered):
         page.click(f"#strip li:nth-child({number + 1}) button")
@@ -81,17 +81,17 @@ def test_files_are_answered_as_by_the_run(run: Path, pictures: list[Path], page:
     assert "digits <i>&" in page.inner_text("h1")
 
 
-def test_another_class_has_another_map_by_keyboard_and_by_name(pictures: list[Path], page: Any) -> None:
-    page.set_input_files("#files", str(pictures[1]))
+def test_another_class_has_another_map_by_keyboard_and_by_name(images: list[Path], page: Any) -> None:
+    page.set_input_files("#files", str(images[1]))
     page.wait_for_selector("#answer:not([hidden])")
-    first, seen = pixels(page, "map"), pixels(page, "seen")
+    first, plain = pixels(page, "map"), pixels(page, "seen")
     page.focus("#rows input:checked")
     page.keyboard.press("ArrowDown")
     second = pixels(page, "map")
     page.select_option("#all", "9" if page.locator("#rows input:checked").get_attribute("value") != "9" else "8")
     third = pixels(page, "map")
-    assert len({first, second, third, seen}) == 4
-    assert pixels(page, "seen") == seen
+    assert len({first, second, third, plain}) == 4
+    assert pixels(page, "seen") == plain
 
 
 def test_a_drawing_is_answered_and_fitted(page: Any) -> None:
@@ -110,16 +110,16 @@ def test_a_drawing_is_answered_and_fitted(page: Any) -> None:
 
 
 def test_what_is_no_picture_is_said(tmp_path: Path, page: Any) -> None:
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("not an image")
     page.set_input_files("#files", str(tmp_path / "notes.txt"))
     page.wait_for_selector("#fault:not([hidden])")
     assert "notes.txt" in page.inner_text("#fault")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits(width: int, pictures: list[Path], page: Any) -> None:
+def test_the_page_fits(width: int, images: list[Path], page: Any) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    page.set_input_files("#files", [str(path) for path in pictures])
+    page.set_input_files("#files", [str(path) for path in images])
     page.wait_for_selector("#strip li:nth-child(4)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     small_texts = page.evaluate(
@@ -133,7 +133,7 @@ def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     done = CliRunner().invoke(make_app(["export"]), ["export", str(run), "--out", str(path), "--int8"])
     assert (done.exit_code, done.exception) == (0, None)
-    told, written = done.output.splitlines()
-    assert f"{path.stat().st_size / 1e6:.1f} MB" in told
-    assert "int8" in told
+    line, written = done.output.splitlines()
+    assert f"{path.stat().st_size / 1e6:.1f} MB" in line
+    assert "int8" in line
     assert written == str(path)

@@ -18,7 +18,7 @@ from patchloom.engine.loop import train
 from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint
 from patchloom_runtime.errors import DeviceError, ResourceError
 from tests.engine.test_resume import assert_equal_runs, without_times
-from tests.engine.toys import STEPS, ByFunction, Pictures, classify, evaluator, make_run, network
+from tests.engine.toys import STEPS, ByFunction, ToyImages, classify, evaluator, make_run, network
 
 NO_MEMORY = {
     "CUDA": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
@@ -60,7 +60,7 @@ class Faulty(ByFunction):
         raise self._error
 
 
-class FaultyPictures(Pictures):
+class FaultyImages(ToyImages):
     """Pictures that cannot be copied to the device at update number `AT`."""
 
     def __init__(self, error: Exception) -> None:
@@ -76,15 +76,15 @@ class FaultyPictures(Pictures):
 
 def faulty_fields(error: Exception, where: str) -> dict[str, Any]:
     if where == "copy":
-        return {"loader": FaultyPictures(error)}
+        return {"loader": FaultyImages(error)}
     if where == "evaluation":
         calls = iter(range(99))
 
         def second_fails(model: nn.Module) -> Iterator[tuple[str, float]]:
-            found = dict(evaluator(model))
+            result = dict(evaluator(model))
             if next(calls) == 1:
                 raise error
-            yield from found.items()
+            yield from result.items()
 
         return {"evaluators": [second_fails]}
     return {"objective": Faulty(error, where)}
@@ -94,10 +94,10 @@ def assert_resumes(folder: Path, expected: Path, step: int, **fields: Any) -> No
     """From `step` to the same bytes as the run in `expected`, which nothing happened to."""
     whole = make_run(expected, **fields)
     train(whole)
-    found = find_checkpoint(folder)
-    assert (found.snapshot.step if found else 0) == step
+    result = find_checkpoint(folder)
+    assert (result.snapshot.step if result else 0) == step
     continued = make_run(folder, **fields)
-    train(continued, found and found.snapshot)
+    train(continued, result and result.snapshot)
     assert_equal_runs(whole, continued)
     assert without_times(folder) == without_times(expected)
     assert (folder / "weights.safetensors").read_bytes() == (expected / "weights.safetensors").read_bytes()

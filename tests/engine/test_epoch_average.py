@@ -42,9 +42,9 @@ def test_it_goes_on_exactly() -> None:
             whole.weight.copy_(torch.randn(2, 2))
             broken.weight.copy_(whole.weight)
         one.update(step)
-        kept = {name: tensor.clone() for name, tensor in other.tensors().items()}
+        remaining = {name: tensor.clone() for name, tensor in other.tensors().items()}
         other = EpochAverage(broken, 2, 1)
-        other.restore(kept, {})
+        other.restore(remaining, {})
         other.update(step)
     assert torch.equal(one.model.weight, other.model.weight)
     assert not torch.equal(one.model.weight, whole.weight)

@@ -21,7 +21,7 @@ from patchloom.objectives.objective import Objective
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import read_weights
 from patchloom_runtime.errors import NumericalError, ResourceError, UsageError
-from tests.engine.toys import BATCH, STEPS, Pictures, classify, make_run, network
+from tests.engine.toys import BATCH, STEPS, ToyImages, classify, make_run, network
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -29,8 +29,8 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_learns_and_says_how_it_ended(tmp_path: Path) -> None:
-    run = make_run(tmp_path, model=network(drop_path=0.0), epochs=40, evaluate_every=40, loader=Pictures(steps=1))
-    run.loader.epoch = lambda _, start: Pictures(steps=1).epoch(0, start)  # the same batch every time
+    run = make_run(tmp_path, model=network(drop_path=0.0), epochs=40, evaluate_every=40, loader=ToyImages(steps=1))
+    run.loader.epoch = lambda _, start: ToyImages(steps=1).epoch(0, start)  # the same batch every time
     outcome = train(run)
     assert (outcome.ended, outcome.progress.step, outcome.progress.epoch) == ("finished", 40, 40)
     losses = [r["values"]["loss"] for r in records(tmp_path) if r["kind"] == "train"]
@@ -54,15 +54,15 @@ def test_uneven_micro_batches_are_weighted_by_their_size() -> None:
 
 
 def test_micro_batches_keep_mirrored_pairs_together() -> None:
-    seen: list[list[int]] = []
+    observed: list[list[int]] = []
 
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        seen.append(batch.index.tolist())
+        observed.append(batch.index.tolist())
         return classify(model, batch, epoch=epoch, step=step)
 
-    train(make_run(accumulate=2, objective=objective, epochs=1, loader=Pictures(steps=1)))
-    assert sorted(seen[0] + seen[1]) == list(range(BATCH))
-    for part in seen:
+    train(make_run(accumulate=2, objective=objective, epochs=1, loader=ToyImages(steps=1)))
+    assert sorted(observed[0] + observed[1]) == list(range(BATCH))
+    for part in observed:
         assert all(a + b == BATCH - 1 for a, b in zip(part, reversed(part), strict=True))
 
 
@@ -91,9 +91,9 @@ def test_a_bad_loss_stops_before_the_update(tmp_path: Path, bad: float) -> None:
     assert error.value.exit_code == 5
     assert error.value.index == [1000 + row for row in range(BATCH)]
     assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert found.snapshot.step == 7
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert result.snapshot.step == 7
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 
     with pytest.raises(NumericalError, match=r"\bNaN\b"):
         train(make_run(tmp_path, objective=overflow, save_every_s=0.0))
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert found.snapshot.step == 2
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert result.snapshot.step == 2
 
 
 def test_out_of_memory_says_what_to_change() -> None:
@@ -131,9 +131,9 @@ def test_a_signal_saves_after_the_step_and_carries_its_code(tmp_path: Path, numb
     with pytest.raises(Stopped, match=r"\b3\b.*\b15\b") as stopped:
         train(make_run(tmp_path, objective=objective))
     assert stopped.value.exit_code == code
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert found.snapshot.step == 3
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert result.snapshot.step == 3
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
@@ -142,9 +142,9 @@ def test_a_time_limit_ends_evaluated_and_saved(tmp_path: Path) -> None:
     assert (outcome.ended, outcome.progress.step) == ("time limit", 1)
     assert [r["kind"] for r in records(tmp_path)] == ["evaluation"]
     assert (tmp_path / "weights.safetensors").exists()
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert train(make_run(tmp_path), found.snapshot).ended == "finished"
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert train(make_run(tmp_path), result.snapshot).ended == "finished"
 
 
 def scores(values: list[float]) -> Any:
@@ -157,22 +157,22 @@ def scores(values: list[float]) -> Any:
 
 
 def test_patience_ends_a_run_and_the_best_weights_stay(tmp_path: Path) -> None:
-    kept = {}
+    remaining = {}
     run = make_run(tmp_path, epochs=9, patience=2)
     values = scores([1.0, 3.0, 2.0, math.nan, 9.0])
 
     def evaluator(model: nn.Module) -> Iterator[tuple[str, float]]:
-        kept[len(kept) + 1] = model.state_dict()["classifier.bias"].clone()
+        remaining[len(remaining) + 1] = model.state_dict()["classifier.bias"].clone()
         yield from values(model)
 
     run.evaluators = [evaluator]
     outcome = train(run)
     assert (outcome.ended, outcome.progress.epoch) == ("no better", 4)
     assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 2 * STEPS)
-    assert torch.equal(read_weights(tmp_path / "weights.safetensors")["classifier.bias"], kept[2])
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert train(make_run(tmp_path, epochs=9), found.snapshot).ended == "no better"
+    assert torch.equal(read_weights(tmp_path / "weights.safetensors")["classifier.bias"], remaining[2])
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert train(make_run(tmp_path, epochs=9), result.snapshot).ended == "no better"
 
 
 def judged(values: list[tuple[float, float]]) -> Any:
@@ -199,13 +199,13 @@ def test_of_equal_metrics_the_lower_tie_breaker_is_kept(tmp_path: Path) -> None:
 def test_a_tie_is_broken_after_a_resume_as_without_one(tmp_path: Path) -> None:
     values = [(3.0, 0.5), (3.0, 0.7), (3.0, 0.6), (3.0, 0.4)]
     train(make_run(tmp_path, epochs=2, evaluators=[judged(values[:2])], tie_breaker="loss"))
-    found = find_checkpoint(tmp_path)
-    assert found is not None
+    result = find_checkpoint(tmp_path)
+    assert result is not None
     again = make_run(tmp_path, epochs=4, evaluators=[judged(values[2:])], tie_breaker="loss")
-    assert train(again, found.snapshot).progress.best_step == 4 * STEPS
-    del found.snapshot.values["progress"]["best_tie"]  # as older versions saved it: what cannot be compared stays
+    assert train(again, result.snapshot).progress.best_step == 4 * STEPS
+    del result.snapshot.values["progress"]["best_tie"]  # as older versions saved it: what cannot be compared stays
     again = make_run(tmp_path / "old", epochs=4, evaluators=[judged(values[2:])], tie_breaker="loss")
-    assert train(again, found.snapshot).progress.best_step == STEPS
+    assert train(again, result.snapshot).progress.best_step == STEPS
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -217,31 +217,31 @@ def test_fewer_epochs_than_are_trained_end_and_say_so(tmp_path: Path, steps: int
 
     with pytest.raises(Stopped):
         train(make_run(tmp_path, epochs=9, objective=objective))
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    said: list[str] = []
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    output: list[str] = []
     run = make_run(epochs=2)
-    run.records.begin = lambda kept, notes: said.extend(notes) or kept  # type: ignore[method-assign,func-returns-value]
-    outcome = train(run, found.snapshot)
+    run.records.begin = lambda remaining, notes: output.extend(notes) or remaining  # type: ignore[method-assign,func-returns-value]
+    outcome = train(run, result.snapshot)
     assert (outcome.ended, outcome.progress.epoch) == ("finished", 3)
-    assert outcome.progress.step == found.snapshot.step
-    (note,) = said
+    assert outcome.progress.step == result.snapshot.step
+    (note,) = output
     assert {"3", "2"} <= set(re.findall(r"\b\d+\b", note))
 
 
 def test_what_is_done_after_an_epoch_leaves_no_trace(tmp_path: Path) -> None:
-    seen = []
+    observed = []
 
     def draw(model: nn.Module, epoch: int) -> None:
         torch.rand(5)
-        seen.append((epoch, model.training, torch.is_grad_enabled()))
+        observed.append((epoch, model.training, torch.is_grad_enabled()))
 
     trained = []
     for after_epoch in (None, draw):
         run = make_run(tmp_path / str(after_epoch), epochs=3, after_epoch=after_epoch)  # sets the seed
         train(run)
         trained.append(run.model)
-    assert seen == [(1, False, False), (2, False, False), (3, False, False)]
+    assert observed == [(1, False, False), (2, False, False), (3, False, False)]
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in trained), strict=True))
 
 
@@ -271,8 +271,8 @@ def test_an_unknown_metric_is_an_error() -> None:
 
 def test_evaluation_every_second_epoch_and_at_the_end(tmp_path: Path) -> None:
     train(make_run(tmp_path, epochs=3, evaluate_every=2, ema_decay=0.9))
-    found = [(r["epoch"], r["weights"]) for r in records(tmp_path) if r["kind"] == "evaluation"]
-    assert found == [(2, "model"), (2, "ema"), (3, "model"), (3, "ema")]
+    result = [(r["epoch"], r["weights"]) for r in records(tmp_path) if r["kind"] == "evaluation"]
+    assert result == [(2, "model"), (2, "ema"), (3, "model"), (3, "ema")]
 
 
 def test_records_hold_means_over_their_steps(tmp_path: Path) -> None:
@@ -298,16 +298,16 @@ def test_evaluating_more_often_does_not_change_training() -> None:
 
 
 def test_eval_mode_trains_without_stochastic_depth() -> None:
-    seen = set()
+    observed = set()
 
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        seen.add(model.training)
+        observed.add(model.training)
         return classify(model, batch, epoch=epoch, step=step)
 
     train(make_run(objective=objective, eval_mode=True))
-    assert seen == {False}
+    assert observed == {False}
     train(make_run(objective=objective))
-    assert seen == {False, True}
+    assert observed == {False, True}
 
 
 class FollowedByTeacher(nn.Module, Objective):
@@ -329,6 +329,6 @@ def test_an_objective_with_state_is_saved_and_told_of_updates(tmp_path: Path) ->
     run = make_run(tmp_path, objective=FollowedByTeacher())
     train(run)
     assert run.objective.centre.abs().sum() > 0
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert torch.equal(found.snapshot.tensors["objective"]["centre"], run.objective.centre)
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert torch.equal(result.snapshot.tensors["objective"]["centre"], run.objective.centre)

@@ -30,8 +30,8 @@ OPTIMIZERS = ("adamw", "lamb", "sgd", "adam", "adagrad")
 def test_every_trainable_weight_is_in_one_group_and_only_matrices_decay(name: str) -> None:
     model = network()
     optimizer = make_optimizer(model, optim_part(name))
-    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(given) == sorted(id(p) for p in model.parameters())
+    inputs = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(inputs) == sorted(id(p) for p in model.parameters())
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     assert {decay[id(p)] for p in model.parameters() if p.ndim <= 1} == {0.0}
     assert 0.05 in decay.values() or name == "adagrad"
@@ -190,8 +190,8 @@ def test_set_rates_respects_a_group_s_scale() -> None:
 def test_the_decay_grows_as_the_authors(parity) -> None:
     stored, _ = parity("dino_loss")
     schedule = Schedule(optim_part(weight_decay=0.04, weight_decay_end=0.4), SchedulePart(epochs=4), 5)
-    given = [schedule.weight_decay(step) for step in range(20)]
-    assert given == pytest.approx(stored["wd_schedule_0.04_0.4_ep4_it5"].tolist(), abs=1e-12)
+    inputs = [schedule.weight_decay(step) for step in range(20)]
+    assert inputs == pytest.approx(stored["wd_schedule_0.04_0.4_ep4_it5"].tolist(), abs=1e-12)
 
 
 def test_the_decay_starts_and_ends_where_it_is_told() -> None:

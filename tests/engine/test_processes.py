@@ -26,8 +26,8 @@ def start(mode: str, folder: Path) -> Forked:
     return Forked(lambda: sys.exit(worker.work(mode, folder)))
 
 
-def wait_for(said: str, process: Forked) -> None:
-    while said not in process.so_far():
+def wait_for(printed: str, process: Forked) -> None:
+    while printed not in process.so_far():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
@@ -52,16 +52,16 @@ def test_two_processes_learn_as_one_stop_together_and_one_goes_on(tmp_path: Path
     for code, output in run_two("one rank is told to stop", folder):
         assert code == 143, output
         assert re.search(r"\bSIGTERM\b.*\b8\b.*\b15\b", output)
-    found = find_checkpoint(folder)
-    assert found is not None
-    assert found.snapshot.step == 8
-    assert {"random-0", "random-1"} <= set(found.snapshot.tensors)
+    result = find_checkpoint(folder)
+    assert result is not None
+    assert result.snapshot.step == 8
+    assert {"random-0", "random-1"} <= set(result.snapshot.tensors)
 
     continued = make_run(folder, model=network(drop_path=0.0), **fields)
-    train(continued, found.snapshot)
-    for given, expected in zip(values(folder), values(tmp_path / "whole"), strict=True):
-        assert given[:3] == expected[:3]
-        assert given[3] == pytest.approx(expected[3], abs=1e-5, rel=1e-5)
+    train(continued, result.snapshot)
+    for inputs, expected in zip(values(folder), values(tmp_path / "whole"), strict=True):
+        assert inputs[:3] == expected[:3]
+        assert inputs[3] == pytest.approx(expected[3], abs=1e-5, rel=1e-5)
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(continued.model.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -80,22 +80,22 @@ def test_weights_split_over_ranks_learn_as_whole_ones_and_resume(tmp_path: Path)
     assert [code for code, _ in run_two("sharded", folder)] == [143, 143]
     for code, output in run_two("sharded, to the end", folder):
         assert code == 0, output
-    found = find_checkpoint(folder)
-    assert found is not None
+    result = find_checkpoint(folder)
+    assert result is not None
     for name, value in whole.model.state_dict().items():
-        torch.testing.assert_close(found.snapshot.tensors["weights"][name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert found.snapshot.values["progress"]["best_step"] > 0
+        torch.testing.assert_close(result.snapshot.tensors["weights"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert result.snapshot.values["progress"]["best_step"] > 0
 
 
 def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:
     process = start("long", tmp_path)
     wait_for("step\n" * 5, process)
     process.send_signal(signal.SIGTERM)
-    said = "".join(process.communicate())
-    assert process.returncode == 143, said
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert re.search(rf"\bSIGTERM\b.*\b{found.snapshot.step}\b", said)
+    printed = "".join(process.communicate())
+    assert process.returncode == 143, printed
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert re.search(rf"\bSIGTERM\b.*\b{result.snapshot.step}\b", printed)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:

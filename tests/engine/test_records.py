@@ -24,9 +24,9 @@ def status(step: int) -> Status:
 
 def test_metrics_file_keeps_what_it_is_told_to(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
-    for kept, steps in ((0, [1, 2, 3]), (2, [4])):
+    for remaining, steps in ((0, [1, 2, 3]), (2, [4])):
         file = MetricsFile(path)
-        file.begin(kept)
+        file.begin(remaining)
         for step in steps:
             file.write(record(step))
         file.close()
@@ -66,9 +66,9 @@ def test_a_bar_shows_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> Non
     bar.tick(status(50))
     bar.note("going on [from] step 3")
     bar.close()
-    shown = capsys.readouterr().out
-    assert "going on [from] step 3" in shown
-    assert "loss 0.4123" in shown
+    displayed = capsys.readouterr().out
+    assert "going on [from] step 3" in displayed
+    assert "loss 0.4123" in displayed
 
 
 def test_no_bar_where_nobody_watches() -> None:

@@ -21,7 +21,7 @@ from patchloom.engine.state import load_optimizer_state, optimizer_state, random
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.engine.test_optimization import OPTIMIZERS
-from tests.engine.toys import STEPS, Pictures, classify, evaluator, make_run, network, optim_part
+from tests.engine.toys import STEPS, ToyImages, classify, evaluator, make_run, network, optim_part
 
 
 def stopping_at(step: int) -> Any:
@@ -44,14 +44,14 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
 def resumed(folder: Path, stops: list[int], **fields: Any) -> Run:
     """A run stopped at each of `stops`, every time continued by objects made afresh."""
     for stop in stops:
-        found = find_checkpoint(folder)
+        result = find_checkpoint(folder)
         with pytest.raises(Stopped):
-            train(make_run(folder, objective=stopping_at(stop), **fields), found and found.snapshot)
+            train(make_run(folder, objective=stopping_at(stop), **fields), result and result.snapshot)
         torch.rand(5)
     run = make_run(folder, **fields)
-    found = find_checkpoint(folder)
-    assert found is not None
-    train(run, found.snapshot)
+    result = find_checkpoint(folder)
+    assert result is not None
+    train(run, result.snapshot)
     return run
 
 
@@ -60,10 +60,10 @@ def interrupted(at: int, what: Any) -> Any:
     calls = iter(range(99))
 
     def evaluate(model: nn.Module) -> Iterator[tuple[str, float]]:
-        found = dict(evaluator(model))
+        result = dict(evaluator(model))
         if next(calls) == at:
             what()
-        yield from found.items()
+        yield from result.items()
 
     return evaluate
 
@@ -86,11 +86,11 @@ def test_an_evaluation_given_up_is_made_again_and_nothing_else_changes(
     folder = tmp_path / "hurt"
     with pytest.raises(raised):
         train(make_run(folder, ema_decay=0.9, evaluators=[interrupted(at, what)]))
-    found = find_checkpoint(folder)
-    assert found is not None
-    assert found.snapshot.step == STEPS * (at // 2 + 1)  # none is lost
+    result = find_checkpoint(folder)
+    assert result is not None
+    assert result.snapshot.step == STEPS * (at // 2 + 1)  # none is lost
     continued = make_run(folder, ema_decay=0.9)
-    train(continued, found.snapshot)
+    train(continued, result.snapshot)
     assert_equal_runs(whole, continued)
     assert without_times(folder) == without_times(tmp_path / "whole")
     weights = [(path / "weights.safetensors").read_bytes() for path in (folder, tmp_path / "whole")]
@@ -116,9 +116,9 @@ def test_resume_is_bit_equal_wherever_a_run_stops(tmp_path: Path, optim: str) ->
         continued = resumed(folder, stops, **fields)
         assert_equal_runs(whole, continued)
         assert without_times(folder) == without_times(tmp_path / "whole")
-        found = find_checkpoint(folder)
-        assert found is not None
-        assert found.snapshot.values["progress"]["best"] == outcome.progress.best
+        result = find_checkpoint(folder)
+        assert result is not None
+        assert result.snapshot.values["progress"]["best"] == outcome.progress.best
         weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in (str(number), "whole")]
         assert weights[0] == weights[1]
 
@@ -134,9 +134,9 @@ def test_torchrun_may_send_ctrl_c_a_second_time(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Stopped) as stopped:
         train(make_run(tmp_path, objective=objective))
     assert stopped.value.exit_code == 130
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert found.snapshot.step == 1
+    result = find_checkpoint(tmp_path)
+    assert result is not None
+    assert result.snapshot.step == 1
 
 
 def test_lines_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -> None:
@@ -147,20 +147,20 @@ def test_lines_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) 
         train(make_run(folder, objective=stopping_at(6)))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "kind": "train"}\n{"step": 10, "ki')
-    found = find_checkpoint(folder)
-    assert found is not None
-    train(make_run(folder), found.snapshot)
+    result = find_checkpoint(folder)
+    assert result is not None
+    train(make_run(folder), result.snapshot)
     assert without_times(folder) == without_times(tmp_path / "whole")
 
 
 def test_a_finished_run_stays_as_it_is_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     train(make_run(tmp_path))
-    found = find_checkpoint(tmp_path)
-    assert found is not None
+    result = find_checkpoint(tmp_path)
+    assert result is not None
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    assert train(make_run(tmp_path), found.snapshot).progress.step == 3 * STEPS
+    assert train(make_run(tmp_path), result.snapshot).progress.step == 3 * STEPS
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert train(make_run(tmp_path, epochs=4), found.snapshot).progress.step == 4 * STEPS
+    assert train(make_run(tmp_path, epochs=4), result.snapshot).progress.step == 4 * STEPS
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -208,9 +208,9 @@ def test_random_state_round_trip() -> None:
 def stopped(folder: Path, at: int = 2, **fields: Any) -> Any:
     with pytest.raises(Stopped):
         train(make_run(folder, objective=stopping_at(at), **fields))
-    found = find_checkpoint(folder)
-    assert found is not None
-    return found.snapshot
+    result = find_checkpoint(folder)
+    assert result is not None
+    return result.snapshot
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
@@ -223,12 +223,12 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
 
 def test_with_other_data_the_epoch_starts_again(tmp_path: Path) -> None:
     snapshot = stopped(tmp_path, at=7)
-    run = make_run(tmp_path, loader=Pictures(steps=6))
+    run = make_run(tmp_path, loader=ToyImages(steps=6))
     progress, notes = restore(run, snapshot)
     (note,) = notes
     assert {"5", "6", "2"} <= set(re.findall(r"\b\d+\b", note))
     assert (progress.epoch, progress.step) == (1, 6)
-    assert train(make_run(tmp_path, loader=Pictures(steps=6)), snapshot).progress.step == 6 * run.epochs
+    assert train(make_run(tmp_path, loader=ToyImages(steps=6)), snapshot).progress.step == 6 * run.epochs
 
 
 def test_another_network_is_refused_with_names_and_shapes(tmp_path: Path) -> None:

@@ -132,10 +132,10 @@ def test_a_resumed_run_follows_the_schedule_that_was_stored(tmp_path: Path) -> N
     stopped, _, _ = budgeted(tmp_path / "stopped", step_s=lambda _: 2.0, epochs=30, stop_at=expected.step // 2)
     with pytest.raises(Stopped):
         train(stopped)
-    found = find_checkpoint(tmp_path / "stopped")
+    result = find_checkpoint(tmp_path / "stopped")
     again = make_run(tmp_path / "stopped", epochs=30)  # without a budget: the decision was made
-    assert found is not None
-    outcome = train(again, found.snapshot)
+    assert result is not None
+    outcome = train(again, result.snapshot)
     assert (outcome.ended, outcome.progress.step) == ("finished", expected.step)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])

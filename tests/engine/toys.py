@@ -24,7 +24,7 @@ from patchloom.runs.metrics import MetricsFile
 STEPS, BATCH, CLASSES = 5, 8, 3
 
 
-class Pictures:
+class ToyImages:
     """A loader that makes its batches from (epoch, step); like torch's, it draws from the global generator."""
 
     def __init__(self, steps: int = STEPS, batch: int = BATCH, rank: int = 0, world: int = 1) -> None:
@@ -83,7 +83,7 @@ def make_run(folder: Path | None = None, *, optim: str = "adamw", epochs: int = 
     processes = fields.pop("processes", None) or Processes("fp32", device="cpu")
     model = fields.pop("model", None) or network()
     average = fields.pop("ema_decay", None)
-    loader = fields.pop("loader", None) or Pictures(rank=processes.rank, world=processes.world)
+    loader = fields.pop("loader", None) or ToyImages(rank=processes.rank, world=processes.world)
     objective = fields.pop("objective", classify)
     part = optim_part(optim)
     torch.manual_seed(1 + processes.rank)

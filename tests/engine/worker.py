@@ -43,7 +43,7 @@ def work(mode: str, folder: Path) -> int:
         model = network(drop_path=0.0)
         if mode.startswith("sharded"):
             processes.shard(model)
-        found = find_checkpoint(folder)
+        checkpoint = find_checkpoint(folder)
         train(
             make_run(
                 folder,
@@ -54,7 +54,7 @@ def work(mode: str, folder: Path) -> int:
                 accumulate=2,
                 ema_decay=None if mode.startswith("sharded") else 0.9,
             ),
-            found and found.snapshot,
+            checkpoint and checkpoint.snapshot,
         )
     except PatchloomError as error:
         print(error, flush=True)

@@ -33,8 +33,8 @@ def test_decisions_of_each_head():
     chosen = head_decisions(network, parts)
     assert network.training
     network.eval()
-    shown = normalize(pixels, network.pixel_mean, network.pixel_std)
-    of_class, of_teacher = network(shown, both_heads=True)
+    inputs = normalize(pixels, network.pixel_mean, network.pixel_std)
+    of_class, of_teacher = network(inputs, both_heads=True)
     expected = {"class": of_class, "distillation": of_teacher, "class+distillation": (of_class + of_teacher) / 2}
     assert list(chosen) == list(expected)
     for name, logits in expected.items():
@@ -54,10 +54,10 @@ def test_heads_decide_about_the_images_a_report_is_about():
 @torch.no_grad()
 def test_token_cosines_are_those_of_the_tokens():
     network = small("deit_s_distilled", depth=3)
-    shown = images(network, batch=4)
-    found = token_cosines(network, shown)
-    assert found.shape == (4,)
-    tokens = network.stem(shown).flatten(1, 2)
+    inputs = images(network, batch=4)
+    result = token_cosines(network, inputs)
+    assert result.shape == (4,)
+    tokens = network.stem(inputs).flatten(1, 2)
     tokens = network.position(torch.cat([network.class_tokens(4), tokens], dim=1))
 
     def mean_cosine(tokens: torch.Tensor) -> float:
@@ -68,7 +68,7 @@ def test_token_cosines_are_those_of_the_tokens():
     for block in network.blocks:
         tokens = block(tokens)
         expected.append(mean_cosine(tokens))
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    assert result.tolist() == pytest.approx(expected, abs=1e-5)
     assert not any(block._forward_hooks for block in network.blocks)
 
 

@@ -65,25 +65,25 @@ def slow_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: 
 @given(images=st.integers(1, 60), classes=st.integers(2, 7), size=st.integers(1, 20), seed=st.integers(0, 99))
 def test_numbers_equal_sklearns(images, classes, size, seed):
     logits, labels = sample(images, classes, seed)
-    found = report(logits, labels, size)
-    numbers = dict(found)
+    result = report(logits, labels, size)
+    numbers = dict(result)
     probabilities = logits.double().softmax(dim=1).numpy()
     truth, every = labels.numpy(), np.arange(classes)
     assert numbers["top1"] == pytest.approx(100 * metrics.accuracy_score(truth, probabilities.argmax(axis=1)))
     assert ("top5" in numbers) == (classes > 5)
     for k in range(2, classes):
         expected = metrics.top_k_accuracy_score(truth, probabilities, k=k, labels=every)
-        assert found.top(k) == pytest.approx(100 * expected)
+        assert result.top(k) == pytest.approx(100 * expected)
     assert numbers["loss"] == pytest.approx(metrics.log_loss(truth, probabilities, labels=every), rel=1e-5)
     matrix = metrics.confusion_matrix(truth, probabilities.argmax(axis=1), labels=every)
-    assert np.array_equal(found.confusion, matrix)
-    assert found.confusion.dtype == np.int64
+    assert np.array_equal(result.confusion, matrix)
+    assert result.confusion.dtype == np.int64
     has_images = matrix.sum(axis=1) > 0
     recall = metrics.recall_score(
         truth, probabilities.argmax(axis=1), labels=every[has_images], average=None, zero_division=0
     )
-    np.testing.assert_allclose(found.class_accuracy[has_images], 100 * recall)
-    assert np.isnan(found.class_accuracy[~has_images]).all()
+    np.testing.assert_allclose(result.class_accuracy[has_images], 100 * recall)
+    assert np.isnan(result.class_accuracy[~has_images]).all()
     assert numbers["mean_class_accuracy"] == pytest.approx(100 * recall.mean())
     slow = slow_calibration_error(probabilities, truth, 15)
     assert numbers["calibration_error"] == pytest.approx(slow, abs=1e-4)
@@ -124,7 +124,7 @@ def test_processes_are_joined_by_gather():
     rows: list[list[Tensor]] = []
     for share in shares:
         rows.append([])
-        report(logits, labels, batches=share, gather=lambda mine, kept=rows[-1]: kept.append(mine) or mine)
+        report(logits, labels, batches=share, gather=lambda mine, own=rows[-1]: own.append(mine) or mine)
     rows[1] = [torch.cat([part, torch.full_like(part[:4], -1)]) for part in rows[1]]
     joined = iter(zip(*rows, strict=True))
     both = report(logits, labels, batches=shares[0], gather=lambda _: torch.cat(next(joined)))
@@ -163,9 +163,9 @@ def test_modules_are_in_eval_mode_and_then_as_they_were():
     assert model.training
     assert not model.dropout.training
     model.dropout.train()
-    found = evaluate(model, batches(labels, 8), classes=NAMES, **pixels)
+    result = evaluate(model, batches(labels, 8), classes=NAMES, **pixels)
     assert model.dropout.training
-    assert dict(found) == dict(report(logits, labels))
+    assert dict(result) == dict(report(logits, labels))
 
 
 def test_errors():

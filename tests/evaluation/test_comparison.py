@@ -80,10 +80,10 @@ def test_the_bootstrap_is_one_over_images():
     drawn = [100 * generator.choice(gains, len(gains)).mean() for _ in range(4000)]
     expected = np.quantile(drawn, [0.025, 0.975])
     only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
-    found = bootstrap_difference(only_first, only_second, 300)
-    np.testing.assert_allclose(found, expected, atol=0.6)
-    assert bootstrap_difference(only_first, only_second, 300) == found
-    assert bootstrap_difference(only_first, only_second, 300, seed=1) != found
+    result = bootstrap_difference(only_first, only_second, 300)
+    np.testing.assert_allclose(result, expected, atol=0.6)
+    assert bootstrap_difference(only_first, only_second, 300) == result
+    assert bootstrap_difference(only_first, only_second, 300, seed=1) != result
     assert bootstrap_difference(0, 0, 300) == (0, 0)
 
 
@@ -109,13 +109,13 @@ def test_all_pairs_are_compared_on_the_same_images():
     generator = np.random.default_rng(0)
     base = generator.random(400) < 0.6
     better, same = base | (generator.random(400) < 0.3), base ^ (generator.random(400) < 0.02)
-    found = compare({"better": report(better), "base": report(base), "same": report(same)})
-    assert [(c.first, c.second) for c in found] == [("better", "base"), ("better", "same"), ("base", "same")]
-    one = found[0]
+    result = compare({"better": report(better), "base": report(base), "same": report(same)})
+    assert [(c.first, c.second) for c in result] == [("better", "base"), ("better", "same"), ("base", "same")]
+    one = result[0]
     assert one.difference == pytest.approx(100 * (better.mean() - base.mean()))
     assert (one.only_first, one.only_second) == (int(np.sum(better & ~base)), 0)
     assert one.low < one.difference < one.high
-    assert [c.significant for c in found] == [True, True, False]
+    assert [c.significant for c in result] == [True, True, False]
     assert dict(one) == {
         "difference": one.difference, "difference_low": one.low, "difference_high": one.high,
         "only_first": one.only_first, "only_second": 0, "mcnemar_p": one.p_value, "significant": 1,
@@ -135,17 +135,17 @@ def test_other_images_are_not_compared():
 
 
 def test_kept_decisions_are_the_same_when_read(tmp_path):
-    kept = report(np.arange(30) % 4 > 0)
-    path = save_predictions(tmp_path, Predictions(kept, "0f"))
+    remaining = report(np.arange(30) % 4 > 0)
+    path = save_predictions(tmp_path, Predictions(remaining, "0f"))
     assert path.stat().st_size < 30 * 24 + 800
-    found = load_predictions(tmp_path)
-    assert found.fingerprint == "0f"
-    assert found.report.classes == kept.classes
-    assert dict(found.report) == dict(kept)
+    result = load_predictions(tmp_path)
+    assert result.fingerprint == "0f"
+    assert result.report.classes == remaining.classes
+    assert dict(result.report) == dict(remaining)
     for name in ("index", "labels", "predictions", "ranks", "confidence", "losses"):
-        column = getattr(found.report, name)
-        assert column.dtype == getattr(kept, name).dtype
-        assert np.array_equal(column, getattr(kept, name))
+        column = getattr(result.report, name)
+        assert column.dtype == getattr(remaining, name).dtype
+        assert np.array_equal(column, getattr(remaining, name))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checksums.json", FILE]
 
 
@@ -218,10 +218,10 @@ def test_spreads_of_runs_and_of_epochs(tmp_path):
 
 
 def test_a_cloud_pairs_two_data_sets():
-    found = cloud({"a": 1.0, "b": 2.0, "c": 4.0}, {"c": 3.0, "b": 2.0, "a": 2.5})
-    assert found.runs == ("a", "b", "c")
-    assert list(zip(found.first, found.second, strict=True)) == [(1, 2.5), (2, 2), (4, 3)]
-    assert found.correlation == pytest.approx(np.corrcoef([1, 2, 4], [2.5, 2, 3])[0, 1])
+    result = cloud({"a": 1.0, "b": 2.0, "c": 4.0}, {"c": 3.0, "b": 2.0, "a": 2.5})
+    assert result.runs == ("a", "b", "c")
+    assert list(zip(result.first, result.second, strict=True)) == [(1, 2.5), (2, 2), (4, 3)]
+    assert result.correlation == pytest.approx(np.corrcoef([1, 2, 4], [2.5, 2, 3])[0, 1])
     assert math.isnan(cloud({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 1.0}).correlation)
 
 

@@ -38,7 +38,7 @@ def random_boxes(rng, count):
 def random_report(seed, images=8, masks=True, digits=1):
     """Crowds, pictures without objects, pictures without detections, a class nobody has, equal scores and copies."""
     rng = np.random.default_rng(seed)
-    truths, found = [], []
+    truths, detected = [], []
     for image in range(images):
         count = 0 if image in (2, 5) else int(rng.integers(1, 9))
         boxes = random_boxes(rng, count)
@@ -54,8 +54,8 @@ def random_report(seed, images=8, masks=True, digits=1):
         labels = np.concatenate([np.repeat(categories, 3), rng.integers(0, 4, len(guessed))])[: len(guessed)]
         scores = rng.random(len(guessed)).round(digits)
         drawn = [blob(rng, box) for box in guessed]
-        found.append(Detections(guessed, labels, scores, drawn if masks else None))
-    return DetectionReport(CLASSES, truths, found)
+        detected.append(Detections(guessed, labels, scores, drawn if masks else None))
+    return DetectionReport(CLASSES, truths, detected)
 
 
 def slow_precision(report, kind):
@@ -65,8 +65,8 @@ def slow_precision(report, kind):
         for a, (low, high) in enumerate(AREAS.values()):
             for t, threshold in enumerate(THRESHOLDS):
                 rows, total = [], 0
-                for truth, found in zip(report.truths, report.detections, strict=True):
-                    part, counted = slow_image(truth, found, k, low, high, threshold, kind)
+                for truth, detected in zip(report.truths, report.detections, strict=True):
+                    part, counted = slow_image(truth, detected, k, low, high, threshold, kind)
                     rows += part
                     total += counted
                 if not total:
@@ -86,12 +86,12 @@ def slow_precision(report, kind):
     return result
 
 
-def slow_image(truth, found, k, low, high, threshold, kind):
+def slow_image(truth, detected, k, low, high, threshold, kind):
     objects = [g for g in range(len(truth.boxes)) if truth.categories[g] == k]
     ignored = {g: bool(truth.crowd[g]) or not low <= truth.areas[g] <= high for g in objects}
     objects.sort(key=lambda g: ignored[g])
-    detections = [d for d in range(len(found.boxes)) if found.categories[d] == k]
-    detections = sorted(detections, key=lambda d: -found.scores[d])[:100]
+    detections = [d for d in range(len(detected.boxes)) if detected.categories[d] == k]
+    detections = sorted(detections, key=lambda d: -detected.scores[d])[:100]
     taken, rows = set(), []
     for d in detections:
         best, match = min(threshold, 1 - 1e-10), None
@@ -100,22 +100,22 @@ def slow_image(truth, found, k, low, high, threshold, kind):
                 continue
             if match is not None and not ignored[match] and ignored[g]:
                 break
-            if (iou := slow_iou(truth, found, d, g, kind)) < best:
+            if (iou := slow_iou(truth, detected, d, g, kind)) < best:
                 continue
             best, match = iou, g
         if match is not None:
             taken.add(match)
-        x0, y0, x1, y1 = found.boxes[d]
-        area = (x1 - x0) * (y1 - y0) if kind == "box" else found.masks[d].bits.sum()
+        x0, y0, x1, y1 = detected.boxes[d]
+        area = (x1 - x0) * (y1 - y0) if kind == "box" else detected.masks[d].bits.sum()
         excused = ignored[match] if match is not None else not low <= area <= high
-        rows.append((found.scores[d], match is not None, excused))
+        rows.append((detected.scores[d], match is not None, excused))
     return rows, sum(not each for each in ignored.values())
 
 
-def slow_iou(truth, found, d, g, kind):
+def slow_iou(truth, detected, d, g, kind):
     if kind == "box":
-        return float(box_iou(found.boxes[d : d + 1], truth.boxes[g : g + 1], truth.crowd[g : g + 1])[0, 0])
-    one, other = found.masks[d].whole((SIDE, SIDE)), truth.masks[g].whole((SIDE, SIDE))
+        return float(box_iou(detected.boxes[d : d + 1], truth.boxes[g : g + 1], truth.crowd[g : g + 1])[0, 0])
+    one, other = detected.masks[d].whole((SIDE, SIDE)), truth.masks[g].whole((SIDE, SIDE))
     shared = (one & other).sum()
     return float(shared / max(1, one.sum() if truth.crowd[g] else (one | other).sum()))
 
@@ -135,21 +135,21 @@ def coco_summary(report, kind):
     coco = pytest.importorskip("faster_coco_eval")
     images = [{"id": i + 1, "width": SIDE, "height": SIDE} for i in range(len(report.truths))]
     annotations, results = [], []
-    for i, (truth, found) in enumerate(zip(report.truths, report.detections, strict=True), 1):
+    for i, (truth, detected) in enumerate(zip(report.truths, report.detections, strict=True), 1):
         for g, (x0, y0, x1, y1) in enumerate(truth.boxes.tolist()):
             annotations.append(
                 {"id": len(annotations) + 1, "image_id": i, "category_id": int(truth.categories[g]) + 1,
                  "bbox": [x0, y0, x1 - x0, y1 - y0], "area": float(truth.areas[g]), "iscrowd": int(truth.crowd[g]),
                  "segmentation": truth.masks[g].to_coco((SIDE, SIDE))}
             )  # fmt: skip
-        for d, (x0, y0, x1, y1) in enumerate(found.boxes.tolist()):
-            result = {"image_id": i, "category_id": int(found.categories[d]) + 1, "score": float(found.scores[d])}
-            shown = (
+        for d, (x0, y0, x1, y1) in enumerate(detected.boxes.tolist()):
+            result = {"image_id": i, "category_id": int(detected.categories[d]) + 1, "score": float(detected.scores[d])}
+            inputs = (
                 {"bbox": [x0, y0, x1 - x0, y1 - y0]}
                 if kind == "box"
-                else {"segmentation": found.masks[d].to_coco((SIDE, SIDE))}
+                else {"segmentation": detected.masks[d].to_coco((SIDE, SIDE))}
             )
-            results.append(result | shown)
+            results.append(result | inputs)
     truth = coco.COCO(
         {"images": images, "annotations": annotations,
          "categories": [{"id": i, "name": name} for i, name in enumerate(CLASSES, 1)]}
@@ -174,8 +174,8 @@ def test_equal_to_faster_coco_eval(kind):
 
 def perfect(images=3, **changes):
     truth = random_report(3).truths[:images]
-    found = [Detections(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in truth]
-    return DetectionReport(CLASSES, truth, found, **changes)
+    detected = [Detections(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in truth]
+    return DetectionReport(CLASSES, truth, detected, **changes)
 
 
 def test_all_found_is_100_and_none_is_0():
@@ -190,8 +190,8 @@ def test_all_found_is_100_and_none_is_0():
 
 def test_no_objects_at_all_is_0_and_no_error():
     empty = TrueObjects(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
-    found = Detections(np.array([[1.0, 1, 5, 5]]), np.zeros(1, int), np.ones(1))
-    report = DetectionReport(("a",), [empty], [found])
+    detected = Detections(np.array([[1.0, 1, 5, 5]]), np.zeros(1, int), np.ones(1))
+    report = DetectionReport(("a",), [empty], [detected])
     assert dict(report) == {"ap": 0, "ap50": 0, "ap75": 0, "recall": 0, "images": 1, "objects": 0}
     assert report.image_scores().tolist() == [0]
     assert math.isnan(report.interval("ap")[0])

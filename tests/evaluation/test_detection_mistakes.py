@@ -21,7 +21,7 @@ def truth(*objects: tuple, masks: bool = False) -> TrueObjects:
     )
 
 
-def found(*detections: tuple, masks: bool = False) -> Detections:
+def detected(*detections: tuple, masks: bool = False) -> Detections:
     boxes = np.array([box for box, _, _ in detections], float).reshape(-1, 4)
     drawn = [mask_of(box) for box, *_ in detections] if masks else None
     kinds, scores = (np.array([each[i] for each in detections]) for i in (1, 2))
@@ -37,7 +37,7 @@ SEEN = (A, 0, 0.6), (A, 0, 0.9), (B, 2, 0.8), (D, 1, 0.7), (NOWHERE, 1, 0.55), (
 
 
 def test_every_object_and_every_sure_detection_has_one_outcome() -> None:
-    one = outcome(truth(*THERE), found(*SEEN))
+    one = outcome(truth(*THERE), detected(*SEEN))
     assert one.sure.tolist() == [1, 2, 3, 0, 4]  # surest first, without the unsure one of C
     assert one.object_of.tolist() == [0, 1, -1, -1, -1]  # the second of A has no object left
     assert one.excused.tolist() == [False, False, True, False, False]
@@ -46,13 +46,13 @@ def test_every_object_and_every_sure_detection_has_one_outcome() -> None:
 
 
 def test_a_detection_of_the_right_class_is_served_before_a_surer_one_of_another() -> None:
-    one = outcome(truth((A, 0)), found((A, 1, 0.99), (A, 0, 0.5)))
+    one = outcome(truth((A, 0)), detected((A, 1, 0.99), (A, 0, 0.5)))
     assert one.object_of.tolist() == [-1, 0]
 
 
 def test_masks_count_where_there_are_some() -> None:
-    beside = found((A, 0, 0.9))
-    drawn = Detections(beside.boxes, beside.categories, beside.scores, [mask_of(B)])
+    pair = detected((A, 0, 0.9))
+    drawn = Detections(pair.boxes, pair.categories, pair.scores, [mask_of(B)])
     report = DetectionReport(("x",), [truth((A, 0), masks=True)], [drawn])
     assert outcomes(report)[0].missed.tolist() == [0]
     assert outcome(report.truths[0], drawn, "box").missed.tolist() == []
@@ -60,7 +60,7 @@ def test_masks_count_where_there_are_some() -> None:
 
 def test_confusions_add_up_to_objects_and_detections() -> None:
     empty = truth()
-    report = DetectionReport(("a", "b", "c"), [truth(*THERE), empty], [found(*SEEN), found((A, 0, 0.5))])
+    report = DetectionReport(("a", "b", "c"), [truth(*THERE), empty], [detected(*SEEN), detected((A, 0, 0.5))])
     counts = detection_confusion(report)
     assert counts.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [2, 1, 0, 0]]
     right = np.diag(counts)[:-1].sum()
@@ -71,10 +71,10 @@ def test_confusions_add_up_to_objects_and_detections() -> None:
 
 
 def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_color_of_the_class() -> None:
-    picture = Image.new("RGB", (480, 480))
+    image = Image.new("RGB", (480, 480))
     box = (100, 100, 300, 300)
-    whole = np.asarray(draw_objects(picture, [DrawnObject("", box, 3)]))
-    dashed = np.asarray(draw_objects(picture, [DrawnObject("", box, 3, mistake=True)]))
+    whole = np.asarray(draw_objects(image, [DrawnObject("", box, 3)]))
+    dashed = np.asarray(draw_objects(image, [DrawnObject("", box, 3, mistake=True)]))
     lower = (slice(298, 300), slice(100, 300))
     assert (whole[lower] == class_color(3)).all()
     red = (dashed[lower] == MISTAKE).all(2)
@@ -83,6 +83,6 @@ def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_color_of_the_class
 
 
 def test_names_stay_inside_the_picture() -> None:
-    picture = Image.new("RGB", (480, 480))
-    drawn = np.asarray(draw_objects(picture, [DrawnObject("a long name 99%", (470, 470, 480, 480), 1)]))
+    image = Image.new("RGB", (480, 480))
+    drawn = np.asarray(draw_objects(image, [DrawnObject("a long name 99%", (470, 470, 480, 480), 1)]))
     assert (drawn[-12:, 380:400] == class_color(1)).all(2).any()

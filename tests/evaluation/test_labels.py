@@ -62,11 +62,11 @@ def test_v2_folders_are_class_numbers(tmp_path):
         (tmp_path / str(number)).mkdir()
         Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / str(number) / "picture.png")
     classes = ClassTable(tuple(f"n{number:08d}" for number in range(12)))
-    found = open_v2(tmp_path, classes)
-    assert found.classes is classes
-    assert sorted(found.labels.tolist()) == [0, 1, 2, 10, 11]
-    for position, label in enumerate(found.labels):
-        assert found.read(position).getpixel((0, 0))[0] == label
+    result = open_v2(tmp_path, classes)
+    assert result.classes is classes
+    assert sorted(result.labels.tolist()) == [0, 1, 2, 10, 11]
+    for position, label in enumerate(result.labels):
+        assert result.read(position).getpixel((0, 0))[0] == label
 
 
 def test_other_folders_are_not_v2(tmp_path):

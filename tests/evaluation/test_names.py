@@ -25,7 +25,7 @@ def test_every_number_is_on_the_page() -> None:
     images = Embeddings(torch.randn(120, 4), torch.arange(120) % 6, torch.arange(120))
     six = report(np.arange(12) % 2 > 0, classes=tuple("abcdef"))
     taxonomy = ClassTable(tuple("abcdef"), {"coarse": (("u", "v"), (0, 0, 0, 1, 1, 1))})
-    found = [
+    result = [
         *six, *compare({"a": six, "b": six})[0], *knn(images, images, classes=6),
         *linear_probe(images, images, classes=6, strengths=(0.1,)),
         *sgd_probe(lambda _: [images], images, images, classes=6, steps_per_epoch=1, epochs=1),
@@ -35,7 +35,7 @@ def test_every_number_is_on_the_page() -> None:
         *translation_scores(["a b"], ["a c"]), *[(name, 0.0) for name in ("perplexity", "tokens")],  # of `token_loss`
     ]  # fmt: skip
     named = set(re.findall(r"`([a-z0-9_]+)`", PAGE))
-    assert {name for name, _ in found} <= named
+    assert {name for name, _ in result} <= named
     in_tables = {
         name
         for line in PAGE.splitlines()
@@ -43,6 +43,6 @@ def test_every_number_is_on_the_page() -> None:
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     of_others = {"top1_low", "top1_high", "real"} | {"mean", "std", "best", "test"}  # an `Evaluation`, a sweep
-    assert in_tables - {name for name, _ in found} == of_others
+    assert in_tables - {name for name, _ in result} == of_others
     for name, _ in spread("", [1.0, 2.0]):
         assert name == "_runs" or f"`…{name}`" in PAGE

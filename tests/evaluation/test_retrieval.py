@@ -67,8 +67,8 @@ def map_of(train: Embeddings, test: Embeddings, condition: tuple[Tensor, Tensor]
 def test_average_precision_is_its_definition(rows):
     """Few values, so that most are equal; half of them negative."""
     scores, right = ([row[column] for row in rows] for column in (0, 1))
-    found = average_precision(order_of(torch.tensor([scores])), torch.tensor([right])).item()
-    assert found == pytest.approx(slow_average_precision(scores, right), nan_ok=True)
+    result = average_precision(order_of(torch.tensor([scores])), torch.tensor([right])).item()
+    assert result == pytest.approx(slow_average_precision(scores, right), nan_ok=True)
 
 
 def test_average_precision_by_hand():
@@ -115,8 +115,8 @@ def test_the_posterior_is_equation_2_6(k):
 
 
 def test_log_odds_stay_finite():
-    found = log_odds(torch.tensor([0.0, 0.5, 0.8, 1.0]))
-    assert found.tolist() == pytest.approx([-13.8155, 0.0, math.log(4), 13.8155], abs=1e-4)
+    result = log_odds(torch.tensor([0.0, 0.5, 0.8, 1.0]))
+    assert result.tolist() == pytest.approx([-13.8155, 0.0, math.log(4), 13.8155], abs=1e-4)
 
 
 @pytest.mark.parametrize("k", [1, 9, None])
@@ -134,8 +134,8 @@ def test_the_conditioned_score_is_equation_2_5(k):
         expected.append(slow_average_precision(scores, (train.labels == label).tolist()))
     given = (train.vectors, test.vectors, coarse, 2)
     posterior = knn_posterior(*given, k=k) if k else memory_posterior(*given)
-    found, queries = map_of(train, test, (coarse, posterior))
-    assert found == pytest.approx(100 * sum(expected) / len(expected))
+    result, queries = map_of(train, test, (coarse, posterior))
+    assert result == pytest.approx(100 * sum(expected) / len(expected))
     assert queries == len(test)
 
 
@@ -155,13 +155,13 @@ def test_conditioning_raises_the_precision_and_an_oracle_more():
     # A third query lies among the cats: its neighbours mislead the prediction, not the oracle.
     misled = torch.tensor([[math.cos(0.37), math.sin(0.37)]])
     test = images(torch.cat([test.vectors, misled]), [0, 0, 0])
-    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(2,)))
+    result = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(2,)))
     without_misled = dict(retrieval(train, test.rows([0, 1]), classes=CLASSES, trained_level="coarse", k=(2,)))
     assert without_misled["map"] == pytest.approx(100 * (1 + 1 + 3 / 6) / 3)
     assert without_misled["map_conditioned"] == pytest.approx(100.0)
     assert without_misled["map_oracle"] == pytest.approx(100.0)
-    assert found["map_oracle"] == pytest.approx(100.0)
-    assert found["map"] < found["map_conditioned"] < found["map_oracle"]
+    assert result["map_oracle"] == pytest.approx(100.0)
+    assert result["map"] < result["map_conditioned"] < result["map_oracle"]
 
 
 # Levels ---------------------------------------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ def test_conditioning_raises_the_precision_and_an_oracle_more():
 
 def test_every_level_is_judged():
     train, test = random_sets()
-    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5, 10)))
-    assert [*found] == [
+    result = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5, 10)))
+    assert [*result] == [
         "knn5_top1", "knn10_top1", "map", "map_queries", "map_conditioned", "map_conditioned_all", "map_oracle",
         "knn5_top1_coarse", "knn10_top1_coarse", "map_coarse", "map_queries_coarse",
     ]  # fmt: skip
     coarse = at_level(train, CLASSES, "coarse"), at_level(test, CLASSES, "coarse")
-    assert found["map_coarse"] == map_of(*coarse)[0]
-    assert found["knn5_top1_coarse"] == dict(knn(*coarse, classes=2, k=(5,), temperature=0.05))["knn5_top1"]
+    assert result["map_coarse"] == map_of(*coarse)[0]
+    assert result["knn5_top1_coarse"] == dict(knn(*coarse, classes=2, k=(5,), temperature=0.05))["knn5_top1"]
     assert "map_oracle" not in dict(retrieval(train, test, classes=CLASSES, k=(5,)))
     with pytest.raises(UsageError) as error:
         [*retrieval(train, test, classes=CLASSES, trained_level="family", k=(5,))]
@@ -236,10 +236,10 @@ def test_k_of_copies_and_of_few_images():
 def test_the_softmax_of_a_classifier_conditions_too():
     train, test = random_sets()
     softmax = torch.rand(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
+    result = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
     expected, _ = map_of(train, test, (train.labels // 2, softmax))
-    assert found["map_conditioned_softmax"] == pytest.approx(expected)
-    assert "map_conditioned_softmax_coarse" not in found
+    assert result["map_conditioned_softmax"] == pytest.approx(expected)
+    assert "map_conditioned_softmax_coarse" not in result
     unlabeled = images(test.vectors, [-1, *test.labels.tolist()[1:]])
     fewer = dict(retrieval(train, unlabeled, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
     expected, _ = map_of(train, test.rows(range(1, 12)), (train.labels // 2, softmax[1:]))

@@ -31,7 +31,7 @@ def counted(pairs: list[tuple[np.ndarray, np.ndarray]], first: int = 0):
 
 
 def slow_iou(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-    found = []
+    result = []
     for k in range(len(NAMES)):
         both = either = 0
         for truth, answer in pairs:
@@ -39,8 +39,8 @@ def slow_iou(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
                 if t >= 0:
                     both += t == k and a == k
                     either += t == k or a == k
-        found.append(100 * both / either if either else math.nan)
-    return found
+        result.append(100 * both / either if either else math.nan)
+    return result
 
 
 def slow_borders(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -75,8 +75,8 @@ def test_iou_is_counted_over_the_set_and_classes_in_neither_do_not_count() -> No
     known = np.concatenate([truth.ravel() for truth, _ in pairs]) >= 0
     right = np.concatenate([(truth == answer).ravel() for truth, answer in pairs])
     assert values["pixel_accuracy"] == pytest.approx(100 * right[known].mean())
-    found = [100 * right[np.concatenate([t.ravel() for t, _ in pairs]) == k].mean() for k in range(4)]
-    assert values["mean_class_accuracy"] == pytest.approx(np.mean(found))
+    result = [100 * right[np.concatenate([t.ravel() for t, _ in pairs]) == k].mean() for k in range(4)]
+    assert values["mean_class_accuracy"] == pytest.approx(np.mean(result))
 
 
 def test_boundary_iou_is_that_of_the_definition() -> None:

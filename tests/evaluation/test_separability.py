@@ -25,12 +25,12 @@ def test_halves_are_even_and_keep_their_class():
 
 def test_conditioning_is_the_product_of_both():
     scores, posterior = torch.randn(4, 6), torch.rand(4, 3)
-    found = conditioned(scores, posterior)
+    result = conditioned(scores, posterior)
     for n in range(4):
         for half in range(6):
             pair = scores[n, 2 * (half // 2) : 2 * (half // 2) + 2].exp()
             expected = pair[half % 2] / pair.sum() * posterior[n, half // 2]
-            torch.testing.assert_close(found[n, half], expected)
+            torch.testing.assert_close(result[n, half], expected)
 
 
 def test_spread_features_separate_more():
@@ -45,5 +45,5 @@ def test_spread_features_separate_more():
 def test_a_true_posterior_can_only_help():
     images = clouds(90, 8, 3.0)
     posterior = torch.nn.functional.one_hot(images.labels, 3).float()
-    found = dict(separability(images, classes=3, splits=3, posterior=posterior))
-    assert found["separability_conditioned_top1"] >= found["separability_top1"]
+    result = dict(separability(images, classes=3, splits=3, posterior=posterior))
+    assert result["separability_conditioned_top1"] >= result["separability_top1"]

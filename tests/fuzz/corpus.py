@@ -408,9 +408,9 @@ CORPUS: dict[str, Any] = {
     "pth": pth,
     "npz": npz,
     "index": index,
-    "onnx": lambda: of_reader(make_artifact, "artefact/model.onnx"),
+    "onnx": lambda: of_reader(make_artifact, "artifact/model.onnx"),
     "pt2": program,
-    "artifact": lambda: of_reader(make_artifact, "artefact/artifact.json", "artefact/labels.json"),
+    "artifact": lambda: of_reader(make_artifact, "artifact/artifact.json", "artifact/labels.json"),
 }
 
 

@@ -414,7 +414,7 @@ def _index(folder: Path) -> None:
 
 
 def _artifact(folder: Path) -> None:
-    artifact.load(folder / "artefact", threads=1)
+    artifact.load(folder / "artifact", threads=1)
 
 
 def _indexed(name: str) -> Reader:
@@ -432,7 +432,7 @@ def _program(folder: Path) -> None:
 
 
 def _of_artifact(name: str) -> Reader:
-    return Reader(f"artefact/{name}", _artifact, _of_seeds(make_artifact), repair_artifact)
+    return Reader(f"artifact/{name}", _artifact, _of_seeds(make_artifact), repair_artifact)
 
 
 TARGETS: dict[str, Target] = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from patchloom.layers.residual import Residual
-from patchloom.models.absorb import absorb
+from patchloom.models.network import absorb
 from patchloom.report.pictures.branches import BranchNorm, branch_norm_chart, branch_norms, has_branches
 from patchloom_runtime.errors import UsageError
 from tests.networks import images, small

@@ -392,3 +392,11 @@ def test_a_long_legend_takes_further_lines_and_pushes_the_chart_down():
     assert f'viewBox="0 0 {WIDTH} {HEIGHT + 32}"' in chart
     highest = max(y for _, y in chart_points(chart, 0))
     assert highest == HEIGHT - BOTTOM + 32
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"), [("model", ""), ("ema", ", EMA weights"), ("average", ", average of epochs")]
+)
+def test_the_summary_names_averaged_weights(tmp_path, weights, text):
+    summary = Summary(model="resmlp_s12", data="digits", best="91.24 %", measure="best top-1", weights=weights)
+    assert f"<dt>best top-1{text}</dt>" in write_all(tmp_path / "r.html", summary=summary)

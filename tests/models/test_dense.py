@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from patchloom.engine.optimization import freeze, make_optimizer, set_rates
-from patchloom.models.dense.dense import DenseNetwork
-from patchloom.models.dense.pyramid import Level
-from patchloom.models.dense.pyramid_neck import PyramidNeck
+from patchloom.models.dense.dense_network import DenseNetwork
+from patchloom.models.dense.pyramid import Level, PyramidNeck
 from patchloom.models.registry import build_model
 from patchloom.recipes.parts import OptimPart, SchedulePart
 from patchloom_runtime.errors import UsageError

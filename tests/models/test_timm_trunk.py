@@ -10,7 +10,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.models.cost import cost
-from patchloom.models.timm_trunk import trunk_of
+from patchloom.models.timm_trunk import trunk_layout
 from patchloom.recipes import get_recipe, override
 from patchloom.report.pictures.pictures import pictures_of
 from patchloom.tasks.images.networks import make_network
@@ -65,7 +65,7 @@ def test_what_a_network_gives_is_found_without_weights(name, gives, any_size) ->
         network = of_timm(name, drop_path=0.1).eval()
         features = network.features(torch.zeros(2, 3, 64, 64))
         logits = network.head(features)
-    assert (trunk_of(name, (64, 64), 3).gives, network.any_resolution) == (gives, any_size)
+    assert (trunk_layout(name, (64, 64), 3).gives, network.any_resolution) == (gives, any_size)
     assert features.shape[-1] == network.feature_dim
     assert network.pool(features).shape == (2, network.feature_dim)
     assert logits.shape == (2, 5)
@@ -85,7 +85,7 @@ def test_the_features_are_those_of_timms_own_network(name) -> None:
 
 
 def test_a_seed_gives_the_weights_it_gave_before() -> None:
-    trunk_of.cache_clear()
+    trunk_layout.cache_clear()
     torch.manual_seed(3)
     network = of_timm("test_resnet")
     torch.manual_seed(3)

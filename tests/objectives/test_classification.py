@@ -123,7 +123,7 @@ def test_a_plain_batch_gives_the_loss_and_the_accuracy():
 def test_a_mixed_batch_follows_from_seed_epoch_and_step(loss):
     network, images = small("resmlp_s12"), batch()
     objective = make(ObjectivePart(loss=loss), AugmentPart(mixup=0.8, cutmix=1.0))
-    seen = {}
+    observed = {}
     for epoch, step in [(0, 0), (0, 1), (1, 0), (0, 0)]:
         results = objective(network, images, epoch=epoch, step=step)
         assert set(results) == {"loss"}
@@ -132,8 +132,8 @@ def test_a_mixed_batch_follows_from_seed_epoch_and_step(loss):
         shares = blend.targets(images.labels, 5, 0.0, torch.float32)
         expected = (binary_cross_entropy if loss == "bce" else cross_entropy)(network(mixed), shares)
         torch.testing.assert_close(results["loss"], expected)
-        assert seen.setdefault((epoch, step), results["loss"].item()) == results["loss"].item()
-    assert len(set(seen.values())) == 3
+        assert observed.setdefault((epoch, step), results["loss"].item()) == results["loss"].item()
+    assert len(set(observed.values())) == 3
 
 
 def test_smoothing_before_or_after_mixing_is_the_same():

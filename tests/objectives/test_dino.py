@@ -134,11 +134,11 @@ def slow_loss(student: list[Tensor], teacher: Tensor, centre: Tensor, tau_s: flo
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize(("seen", "shown"), [(2, 2), (2, 5), (1, 3), (3, 4)])
-def test_the_loss_is_its_equation(seen: int, shown: int) -> None:
-    torch.manual_seed(seen)
-    student = list(torch.randn(shown, 3, 6, dtype=torch.float64))
-    teacher, centre = torch.randn(seen, 3, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+@pytest.mark.parametrize(("teacher_views", "student_views"), [(2, 2), (2, 5), (1, 3), (3, 4)])
+def test_the_loss_is_its_equation(teacher_views: int, student_views: int) -> None:
+    torch.manual_seed(teacher_views)
+    student = list(torch.randn(student_views, 3, 6, dtype=torch.float64))
+    teacher, centre = torch.randn(teacher_views, 3, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     terms = dino_loss(student, teacher, centre, student_temperature=0.5, teacher_temperature=0.3)
     assert terms.loss.item() == pytest.approx(slow_loss(student, teacher, centre, 0.5, 0.3))
     q = ((teacher - centre) / 0.3).softmax(-1)
@@ -146,8 +146,8 @@ def test_the_loss_is_its_equation(seen: int, shown: int) -> None:
     torch.testing.assert_close(terms.teacher_entropy, entropy)
     kl = [
         (q[g] * (q[g].log() - (student[v] / 0.5).log_softmax(-1))).sum(-1).mean()
-        for g in range(seen)
-        for v in range(shown)
+        for g in range(teacher_views)
+        for v in range(student_views)
         if v != g
     ]
     torch.testing.assert_close(terms.kl, torch.stack(kl).mean())
@@ -234,14 +234,16 @@ def test_the_objective_is_its_parts(small_views: Any) -> None:
     with torch.no_grad():
         for tensor in (*dino.teacher.parameters(), dino.centre):
             tensor.add_(torch.randn_like(tensor) * 0.1)
-    shown = [normalize(view, MEAN, STD) for view in batch.views]
+    student_views = [normalize(view, MEAN, STD) for view in batch.views]
     if small_views == "none":
-        shown = shown[:2]
+        student_views = student_views[:2]
     if small_views == "resize":
-        shown[2:] = [nn.functional.interpolate(v, (32, 32), mode="bicubic", antialias=True) for v in shown[2:]]
-    copies = [student.for_images_of(tuple(view.shape[2:])) for view in shown]
-    guesses = [dino.head(model(view)) for model, view in zip(copies, shown, strict=True)]
-    answers = torch.stack([dino.teacher_head(dino.teacher(view)) for view in shown[:2]])
+        student_views[2:] = [
+            nn.functional.interpolate(v, (32, 32), mode="bicubic", antialias=True) for v in student_views[2:]
+        ]
+    copies = [student.for_images_of(tuple(view.shape[2:])) for view in student_views]
+    guesses = [dino.head(model(view)) for model, view in zip(copies, student_views, strict=True)]
+    answers = torch.stack([dino.teacher_head(dino.teacher(view)) for view in student_views[:2]])
     values = dino(student, batch, epoch=0, step=0)
     assert set(values) == {"loss", "teacher_entropy", "kl", "teacher_spread", "centre_norm"}
     assert values["loss"].item() == pytest.approx(slow_loss(guesses, answers, dino.centre, 0.1, 0.05), rel=1e-4)
@@ -395,10 +397,10 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path, stop_at: tuple[int, int])
     train(whole)
     with pytest.raises(Stopped):
         train(dino_run(tmp_path / "parts", stop_at))
-    found = find_checkpoint(tmp_path / "parts")
-    assert found is not None
+    result = find_checkpoint(tmp_path / "parts")
+    assert result is not None
     resumed = dino_run(tmp_path / "parts")
-    train(resumed, found.snapshot)
+    train(resumed, result.snapshot)
     for name, tensor in whole.objective.state_dict().items():  # type: ignore[attr-defined]
         assert torch.equal(tensor, resumed.objective.state_dict()[name]), name  # type: ignore[attr-defined]
     for name, tensor in whole.model.state_dict().items():
@@ -408,14 +410,14 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path, stop_at: tuple[int, int])
 def test_a_run_leaves_the_last_layer_alone_in_its_first_epoch(tmp_path: Path) -> None:
     run = dino_run(tmp_path)
     start = run.objective.head.last_layer.weight_v.detach().clone()  # type: ignore[attr-defined]
-    kept = []
+    remaining = []
 
     def look(model: nn.Module, epoch: int) -> None:
-        kept.append(torch.equal(run.objective.head.last_layer.weight_v, start))  # type: ignore[attr-defined]
+        remaining.append(torch.equal(run.objective.head.last_layer.weight_v, start))  # type: ignore[attr-defined]
 
     run.after_epoch = look
     train(run)
-    assert kept == [True, False, False]
+    assert remaining == [True, False, False]
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
@@ -424,8 +426,8 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     ended = {}
     for world in (1, 2):
         running = forked_ranks(partial(train_and_write, str(tmp_path / f"{world}-")), world)
-        said = [process.communicate(timeout=120) for process in running]
-        assert [process.returncode for process in running] == [0] * world, said
+        output = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [0] * world, output
         ended[world] = [torch.load(tmp_path / f"{world}-{rank}") for rank in range(world)]
     (alone,), (first, second) = ended[1], ended[2]
     for part, weights in alone.items():

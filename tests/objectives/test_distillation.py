@@ -73,8 +73,8 @@ def test_the_recipe_of_the_thesis_has_its_loss_and_the_authors_is_an_option():
         expected
     )
     authors = replace(recipe, soft_mean="batch_and_classes")
-    found = make(authors, teacher, token=True, classes=1000).teacher_loss(logits, answers).item()
-    assert found == pytest.approx(expected / 1000)
+    result = make(authors, teacher, token=True, classes=1000).teacher_loss(logits, answers).item()
+    assert result == pytest.approx(expected / 1000)
 
 
 @pytest.mark.parametrize("kind", ["ce", "softce"])
@@ -148,10 +148,10 @@ def test_a_teacher_with_its_own_normalization_sees_the_same_mixed_pixels():
         own = normalize(images.images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
         blend = draw_blend(*own.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, 0, step))
         mixed = blend.images(own)
-        seen: list[Tensor] = []
-        teacher.module.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        observed: list[Tensor] = []
+        teacher.module.register_forward_pre_hook(lambda _, inputs, observed=observed: observed.append(inputs[0]))
         objective(student, images, epoch=0, step=step)
-        torch.testing.assert_close(seen[0], mixed, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(observed[0], mixed, atol=1e-5, rtol=1e-5)
 
 
 def test_two_heads_through_a_compiled_and_a_distributed_wrapper(tmp_path):
@@ -172,12 +172,12 @@ def test_two_heads_through_a_compiled_and_a_distributed_wrapper(tmp_path):
 
 def test_the_teacher_follows_the_students_autocast():
     teacher = make_teacher()
-    seen: list[torch.dtype] = []
-    teacher.module.classifier.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    observed: list[torch.dtype] = []
+    teacher.module.classifier.register_forward_hook(lambda *args: observed.append(args[2].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         objective = make(ObjectivePart(distillation="soft"), teacher, token=False)
         loss = objective(small("resmlp_s12"), batch(), epoch=0, step=0)["loss"]
-    assert seen == [torch.bfloat16]
+    assert observed == [torch.bfloat16]
     assert loss.dtype == torch.float32
 
 
@@ -193,10 +193,10 @@ def test_misuse_is_told():
 
 def test_two_class_tokens_learn_the_same_labels():
     """The control of thesis 3.3."""
-    network, shown = small("deit_s_distilled"), batch()
-    given = {"pixel_mean": MEAN, "pixel_std": STD, "seed": 0}
-    control = TwoClassTokens(ObjectivePart(distillation="labels"), AugmentPart(), num_classes=5, **given)
-    loss = control(network, shown, epoch=0, step=0)["loss"]
-    first, second = network(normalize(shown.images, MEAN, STD), both_heads=True)
-    expected = (cross_entropy(first, shown.labels) + cross_entropy(second, shown.labels)) / 2
+    network, displayed = small("deit_s_distilled"), batch()
+    arguments = {"pixel_mean": MEAN, "pixel_std": STD, "seed": 0}
+    control = TwoClassTokens(ObjectivePart(distillation="labels"), AugmentPart(), num_classes=5, **arguments)
+    loss = control(network, displayed, epoch=0, step=0)["loss"]
+    first, second = network(normalize(displayed.images, MEAN, STD), both_heads=True)
+    expected = (cross_entropy(first, displayed.labels) + cross_entropy(second, displayed.labels)) / 2
     torch.testing.assert_close(loss, expected)

@@ -306,8 +306,8 @@ def test_gradients_reach_what_is_trained_and_nothing_else():
     trained = [*model.parameters(), *objective.predictor.parameters()]
     assert all(parameter.grad is not None for parameter in trained)
     assert all(parameter.grad is None for parameter in objective.target.parameters())
-    given = {id(p) for group in parameter_groups(objective, 0.1) for p in group["params"]}
-    assert given == {id(p) for p in objective.predictor.parameters()}
+    inputs = {id(p) for group in parameter_groups(objective, 0.1) for p in group["params"]}
+    assert inputs == {id(p) for p in objective.predictor.parameters()}
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
@@ -409,12 +409,12 @@ def test_errors_say_what_to_do():
 
 
 def test_clusters_find_clouds():
-    centres = 10 * torch.eye(4, 8)
+    centers = 10 * torch.eye(4, 8)
     truth = torch.arange(200) % 4
-    vectors = centres[truth] + torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+    vectors = centers[truth] + torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
     # Of several starts one in each cloud; k-means keeps what it starts from.
-    found = min((cluster_labels(vectors, 4, seed=seed) for seed in range(8)), key=lambda x: x.bincount().max().item())
-    pairs = {(a, b) for a, b in zip(truth.tolist(), found.tolist(), strict=True)}
+    result = min((cluster_labels(vectors, 4, seed=seed) for seed in range(8)), key=lambda x: x.bincount().max().item())
+    pairs = {(a, b) for a, b in zip(truth.tolist(), result.tolist(), strict=True)}
     assert len(pairs) == 4
     assert torch.equal(cluster_labels(vectors, 4, seed=1), cluster_labels(vectors, 4, seed=1))
 

@@ -29,10 +29,10 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
     stopped.objective.after_update = stop
     with pytest.raises(Stopped):
         train(stopped)
-    found = find_checkpoint(tmp_path / "stopped")
-    assert found is not None
+    result = find_checkpoint(tmp_path / "stopped")
+    assert result is not None
     continued = grafit_run(tmp_path / "stopped", "grafit", accumulate=2)
-    train(continued, found.snapshot)
+    train(continued, result.snapshot)
     for mine, theirs in ((continued.model, whole.model), (continued.objective, whole.objective)):
         for name, value in theirs.state_dict().items():
             assert torch.equal(mine.state_dict()[name], value), name
@@ -41,8 +41,8 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
 def test_two_processes_keep_one_memory(tmp_path: Path) -> None:
     workers = forked_ranks(partial(keep_states, tmp_path), 2)
     for worker in workers:
-        said = worker.communicate(timeout=120)
-        assert worker.returncode == 0, said
+        output = worker.communicate(timeout=120)
+        assert worker.returncode == 0, output
     for method in ("snca", "grafit"):
         states = [torch.load(tmp_path / f"{method}-{rank}.pt") for rank in range(2)]
         assert torch.equal(states[0]["memory.slots"], states[1]["memory.slots"])

@@ -35,8 +35,8 @@ def made(count: int = 4) -> tuple[Logits, ImageBatch]:
 
 
 def objective(**more: object) -> SegmentationObjective:
-    given = {"classes": CLASSES, "ignored": IGNORED, "auxiliary_weight": 0.4}
-    return SegmentationObjective(**given | more, pixel_mean=(0.0,) * 3, pixel_std=(1 / 255,) * 3)
+    inputs = {"classes": CLASSES, "ignored": IGNORED, "auxiliary_weight": 0.4}
+    return SegmentationObjective(**inputs | more, pixel_mean=(0.0,) * 3, pixel_std=(1 / 255,) * 3)
 
 
 def slow(logits: Tensor, mask: Tensor) -> float:
@@ -51,11 +51,11 @@ def slow(logits: Tensor, mask: Tensor) -> float:
 
 def test_the_loss_is_a_mean_over_labeled_pixels_and_the_auxiliary_heads_is_added() -> None:
     model, batch = made()
-    found = objective()(model, batch, epoch=0, step=0)
+    result = objective()(model, batch, epoch=0, step=0)
     mask = batch.parts["mask"].long()
-    assert float(found["head_loss"]) == pytest.approx(slow(model.logits, mask), rel=1e-5)
-    assert float(found["auxiliary_loss"]) == pytest.approx(slow(model.auxiliary, mask), rel=1e-5)
-    assert float(found["loss"]) == pytest.approx(float(found["head_loss"] + 0.4 * found["auxiliary_loss"]), rel=1e-6)
+    assert float(result["head_loss"]) == pytest.approx(slow(model.logits, mask), rel=1e-5)
+    assert float(result["auxiliary_loss"]) == pytest.approx(slow(model.auxiliary, mask), rel=1e-5)
+    assert float(result["loss"]) == pytest.approx(float(result["head_loss"] + 0.4 * result["auxiliary_loss"]), rel=1e-6)
 
 
 def test_processes_with_other_numbers_of_labeled_pixels_make_the_mean_of_one() -> None:
@@ -73,14 +73,14 @@ def test_processes_with_other_numbers_of_labeled_pixels_make_the_mean_of_one() -
 def test_a_batch_without_a_label_has_no_loss() -> None:
     model, batch = made()
     batch.parts["mask"].fill_(IGNORED)
-    found = objective()(model, batch, epoch=0, step=0)
-    assert float(found["loss"]) == 0
-    assert float(found["accuracy"]) == 0
+    result = objective()(model, batch, epoch=0, step=0)
+    assert float(result["loss"]) == 0
+    assert float(result["accuracy"]) == 0
 
 
 def test_without_an_auxiliary_head_the_loss_is_the_heads() -> None:
     model, batch = made()
     model.auxiliary = None
-    found = objective()(model, batch, epoch=0, step=0)
-    assert set(found) == {"loss", "accuracy"}
-    assert float(found["loss"]) == pytest.approx(slow(model.logits, batch.parts["mask"].long()), rel=1e-5)
+    result = objective()(model, batch, epoch=0, step=0)
+    assert set(result) == {"loss", "accuracy"}
+    assert float(result["loss"]) == pytest.approx(slow(model.logits, batch.parts["mask"].long()), rel=1e-5)

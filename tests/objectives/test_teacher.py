@@ -55,9 +55,9 @@ def test_images_are_resized_to_the_teachers_size():
     torch.testing.assert_close(teacher(images)[:, :3], expected)
 
 
-@pytest.mark.parametrize(("own", "shown"), [((6, 4), [8, 12]), ((8, 12), [8, 12]), ((16, 16), [16, 16])])
-def test_a_teacher_of_any_resolution_is_never_shown_smaller_images_than_it_knows(own, shown):
-    assert means(own)(torch.randn(2, 3, 8, 12))[0, 3:].tolist() == shown
+@pytest.mark.parametrize(("own", "inputs"), [((6, 4), [8, 12]), ((8, 12), [8, 12]), ((16, 16), [16, 16])])
+def test_a_teacher_of_any_resolution_is_never_shown_smaller_images_than_it_knows(own, inputs):
+    assert means(own)(torch.randn(2, 3, 8, 12))[0, 3:].tolist() == inputs
 
 
 def test_images_are_renormalized():
@@ -101,15 +101,15 @@ def test_timm_with_weights_of_ones_own(tmp_path):
         load_teacher(f"timm:test_vit@{tmp_path}/weights.safetensors", 4)
 
 
-@pytest.mark.parametrize(("name", "shown"), [("test_resnet", 256), ("vit_tiny_patch16_224", 224)])
-def test_a_student_at_a_higher_resolution_shows_a_convnet_its_images_as_they_are(name, shown, tmp_path):
+@pytest.mark.parametrize(("name", "inputs"), [("test_resnet", 256), ("vit_tiny_patch16_224", 224)])
+def test_a_student_at_a_higher_resolution_shows_a_convnet_its_images_as_they_are(name, inputs, tmp_path):
     """Thesis 3.3: the teacher of a fine-tuning sees what the student sees, where it can take it."""
     network = timm.create_model(name, num_classes=4).eval()
     save_file(network.state_dict(), tmp_path / "weights.safetensors")
     teacher = load_teacher(f"timm:{name}@{tmp_path}/weights.safetensors", 4).for_images_of(HALF, HALF)
     images = torch.randn(1, 3, 256, 256)
     expected = network(
-        images if shown == 256 else F.interpolate(images, (shown, shown), mode="bicubic", antialias=True)
+        images if inputs == 256 else F.interpolate(images, (inputs, inputs), mode="bicubic", antialias=True)
     )
     torch.testing.assert_close(teacher(images), expected)
 

@@ -116,7 +116,7 @@ def test_parts_and_processes_give_the_gradient_of_the_whole(world, accumulate):
 
 
 def test_the_engine_learns_from_it_the_same_in_any_parts():
-    found = []
+    result = []
     for accumulate in (1, 3):
         network, data = toy().float(), loader()
         before = TranslationObjective(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item()
@@ -131,8 +131,8 @@ def test_the_engine_learns_from_it_the_same_in_any_parts():
             )
         )
         assert TranslationObjective(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item() < before
-        found.append(network.table.weight.detach())
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        result.append(network.table.weight.detach())
+    torch.testing.assert_close(*result, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_changes_nothing():

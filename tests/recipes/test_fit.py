@@ -12,17 +12,17 @@ NAMES = [name for name in list_recipes() if get_recipe(name).objective.method !=
 
 
 def test_too_few_updates_are_said_with_the_numbers_and_what_fitting_gives() -> None:
-    given = {"schedule.epochs": 60}
-    recipe = override(get_recipe("grafit"), given)
+    overrides = {"schedule.epochs": 60}
+    recipe = override(get_recipe("grafit"), overrides)
     on_gpu = Facts(PHOTOS.images, PHOTOS.image_size_median, "cuda")
-    told = advice(recipe, on_gpu, given)
-    assert missing(told, "grafit", "1.28", 120, 1024, 1000, 2936, "--fit", 2700, 64, 224) == []
+    message = advice(recipe, on_gpu, overrides)
+    assert missing(message, "grafit", "1.28", 120, 1024, 1000, 2936, "--fit", 2700, 64, 224) == []
     short = {"schedule.epochs": 2, "schedule.warmup_epochs": 1}
-    told = advice(override(recipe, short), on_gpu, short)
-    assert missing(told, "--fit", 90, 64, 224) == []
-    kept = {"optim.batch_size": 2_000}
-    told = advice(override(get_recipe("grafit"), kept), on_gpu, kept)
-    assert missing(told, "--fit", "optim.batch_size") == []
+    message = advice(override(recipe, short), on_gpu, short)
+    assert missing(message, "--fit", 90, 64, 224) == []
+    remaining = {"optim.batch_size": 2_000}
+    message = advice(override(get_recipe("grafit"), remaining), on_gpu, remaining)
+    assert missing(message, "--fit", "optim.batch_size") == []
 
 
 def test_a_batch_of_much_of_the_set_is_said() -> None:
@@ -88,9 +88,9 @@ def test_dino_gets_prototypes_for_so_many_images_and_local_views_of_the_new_size
 
 
 def test_what_is_given_stays_and_the_rest_follows() -> None:
-    given = {"optim.batch_size": "128", "schedule.epochs": 6, "views.number": 3, "grafit.target_decay": 0.5}
-    recipe, reasons = fitted(get_recipe("grafit", "timm:resnet18"), PHOTOS, given)
-    assert not {reason.field for reason in reasons} & given.keys()
+    overrides = {"optim.batch_size": "128", "schedule.epochs": 6, "views.number": 3, "grafit.target_decay": 0.5}
+    recipe, reasons = fitted(get_recipe("grafit", "timm:resnet18"), PHOTOS, overrides)
+    assert not {reason.field for reason in reasons} & overrides.keys()
     assert recipe.optim.lr == pytest.approx(0.05)
     assert recipe.schedule.warmup_steps == round(0.1 * 6 * (2_936 // 128))
 
@@ -115,5 +115,5 @@ def test_a_recipe_in_steps_is_fitted_in_epochs() -> None:
     updates = 2_000 // few.optim.batch_size * few.schedule.epochs
     assert few.schedule.warmup_steps == pytest.approx(500 * updates / 20_000, abs=1)
     assert any(missing(reason.why, updates, 20_000) == [] for reason in why)
-    kept, _ = fitted(recipe, Facts(2_000, 224, "cpu", True), {"schedule.steps": 100})
-    assert kept.schedule.steps == 20_000  # what the user gives is applied later
+    remaining, _ = fitted(recipe, Facts(2_000, 224, "cpu", True), {"schedule.steps": 100})
+    assert remaining.schedule.steps == 20_000  # what the user gives is applied later

@@ -1,4 +1,4 @@
-"""A tiny artefact that names the colour of a picture: served without torch, its processes start in a moment."""
+"""A tiny artifact that names the colour of a picture: served without torch, its processes start in a moment."""
 
 import hashlib
 import json

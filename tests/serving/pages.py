@@ -43,7 +43,7 @@ def artifact(_: Path) -> ServedModel:
 
     transform = EvaluationTransform((32, 32), 1.0)
     about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
-    return ServedModel(task_named("classification"), ArtifactClassifier(Path("artefact"), about, LABELS, means))
+    return ServedModel(task_named("classification"), ArtifactClassifier(Path("artifact"), about, LABELS, means))
 
 
 def segmenter() -> Segmenter:
@@ -84,7 +84,7 @@ def of_index(folder: Path) -> ServedModel:
 
 MODELS: dict[str, Callable[[Path], ServedModel]] = {
     "classifier": classifier,
-    "artefact": artifact,
+    "artifact": artifact,
     "segmenter": lambda _: ServedModel(task_named("segmentation"), segmenter()),
     "detector": lambda _: ServedModel(task_named("detection"), detector()),
     "translator": translator,

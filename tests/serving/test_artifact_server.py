@@ -1,4 +1,4 @@
-"""An artefact behind a real server: no torch anywhere, two model processes, and an end that loses nothing of either."""
+"""An artifact behind a real server: no torch anywhere, two model processes, and an end that loses nothing of either."""
 
 import io
 import json

@@ -76,7 +76,7 @@ def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
-    html = ask(page_of(MODELS["artefact"](tmp_path)), "GET", "/").body.decode()
+    html = ask(page_of(MODELS["artifact"](tmp_path)), "GET", "/").body.decode()
     assert "patchloom app RUN" in html
     assert 'id="map"' not in html
     html = ask(page_of(MODELS["without classes"](tmp_path)), "GET", "/").body.decode()

@@ -122,7 +122,7 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
 
 
 def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
-    opened = Opened(browser, addresses["artefact"], SCREEN)
+    opened = Opened(browser, addresses["artifact"], SCREEN)
     page = opened.page
     (tmp_path / "notes.txt").write_text("no picture")
     page.set_input_files("#files", str(tmp_path / "notes.txt"))
@@ -158,7 +158,7 @@ def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, st
 
 
 def test_a_picture_that_is_too_large_is_sent_smaller(addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
-    opened = Opened(browser, addresses["artefact"], SCREEN)
+    opened = Opened(browser, addresses["artifact"], SCREEN)
     large = io.BytesIO()
     Image.fromarray(np.zeros((5001, 5000, 3), np.uint8)).save(large, "PNG")
     opened.page.set_input_files("#files", {"name": "large.png", "mimeType": "image/png", "buffer": large.getvalue()})

@@ -58,7 +58,7 @@ def test_artifacts() -> None:
         about = ArtifactMetadata(
             "onnx", "float32", task, "resmlp_s12", outputs, transform, {}, WindowSettings((16, 16))
         )
-        return app_for(task, kind(Path("artefact"), about, LABELS, means))
+        return app_for(task, kind(Path("artifact"), about, LABELS, means))
 
     image = io.BytesIO()
     Image.new("RGB", (40, 36), (10, 200, 30)).save(image, "PNG")

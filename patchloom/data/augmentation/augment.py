@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image
 
-from patchloom.data.augmentation.policies import Policy, blur, grey, jitter_colors, make_policy, solarise
+from patchloom.data.augmentation.policies import Policy, blur, gray, jitter_colors, make_policy, solarize
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import UsageError
@@ -58,9 +58,9 @@ class TrainTransform(ImageTransform):
         augment = self.augment
         changes: list[tuple[Policy, float]] = [
             (partial(jitter_colors, augment.jitters), augment.jitter_probability if any(augment.jitters) else 0.0),
-            (grey, augment.grey),
+            (gray, augment.grey),
             (blur, augment.blur),
-            (solarise, augment.solarise),
+            (solarize, augment.solarise),
         ]
         if policy := make_policy(augment, self.image_size):
             changes.insert(0, (policy, 1.0))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from patchloom.data.augmentation.augment import ERASED_AREAS, ERASED_ASPECTS
 from patchloom.data.augmentation.crops import BOX_TRIES, Crops, Draws, draw_crops, first_box, uniform
-from patchloom.data.augmentation.policies import BLUR_RADII, FILL_COLOR, HUE_TURN, SOLARISE_FROM, jitter_ranges
+from patchloom.data.augmentation.policies import BLUR_RADII, FILL_COLOR, HUE_TURN, SOLARIZE_FROM, jitter_ranges
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.images.geometry import Size
@@ -94,7 +94,7 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
     if augment.blur:
         pixels = _where_drawn(augment.blur, draws, blur(pixels, uniform(draws.one(), *BLUR_RADII)), pixels)
     if augment.solarise:
-        pixels = _where_drawn(augment.solarise, draws, solarise(pixels), pixels)
+        pixels = _where_drawn(augment.solarise, draws, solarize(pixels), pixels)
     if augment.erasing:
         pixels = erase(pixels, augment.erasing, draws)
     return pixels.to(torch.uint8, memory_format=torch.channels_last), crops
@@ -122,7 +122,7 @@ def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> T
 def three_augment(pixels: Tensor, choice: Tensor, radius: Tensor) -> Tensor:
     """Apply choice 0: gray, 1: solarize, 2: Gaussian blur of `radius` pixels."""
     choice = choice[:, None, None, None]
-    pixels = torch.where(choice == 1, solarise(pixels), torch.where(choice == 2, blur(pixels, radius), pixels))
+    pixels = torch.where(choice == 1, solarize(pixels), torch.where(choice == 2, blur(pixels, radius), pixels))
     return torch.where(choice == 0, _gray(pixels), pixels)
 
 
@@ -156,9 +156,9 @@ def turn_hue(pixels: Tensor, share: Tensor) -> Tensor:
     return lowered.mul_(saturation / -255).add_(1).mul_(value).add_(0.5).floor_()
 
 
-def solarise(pixels: Tensor) -> Tensor:
+def solarize(pixels: Tensor) -> Tensor:
     """Invert the light half of all values."""
-    return torch.where(pixels < SOLARISE_FROM, pixels, 255 - pixels)
+    return torch.where(pixels < SOLARIZE_FROM, pixels, 255 - pixels)
 
 
 def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:

@@ -33,7 +33,7 @@ class CanvasView(ImageTransform):
     long: int | None = None
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
-        """All of it, at the top left."""
+        """Place all of it at the top left."""
         size = sample.image.size
         return Geometry((0, 0, *size), fitting_size(size, self.image_size, self.short, self.long), self.image_size)
 
@@ -54,7 +54,7 @@ class JitteredCanvas(TrainTransform):
     part: DetectPart
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
-        """One draw for picture, masks and boxes."""
+        """Draw once for image, masks and boxes."""
         part, canvas, size = self.part, self.image_size, sample.image.size
         if part.resize == "short_side":
             sides = range(part.short_min, part.short_max + 1, SHORT_SIDE_STEP)
@@ -79,10 +79,10 @@ class JitteredCanvas(TrainTransform):
 
 
 def _extent(geometry: Geometry, sample: Sample) -> np.ndarray:
-    """Height and width of what is seen on the canvas, and of the picture."""
-    seen = [min(scaled, side) for scaled, side in zip(geometry.scaled, geometry.size, strict=True)]
+    """Return height and width of the visible part on the canvas, and of the image."""
+    visible = [min(scaled, side) for scaled, side in zip(geometry.scaled, geometry.size, strict=True)]
     width, height = sample.image.size
-    return np.array([*seen, height, width], np.int32)
+    return np.array([*visible, height, width], np.int32)
 
 
 def _visible(clipped: np.ndarray, boxes: np.ndarray, geometry: Geometry, share: float) -> np.ndarray:

@@ -21,7 +21,7 @@ Policy = Callable[[Image.Image, random.Random], Image.Image]
 # Fills what a shifted or rotated image leaves empty.
 FILL_COLOR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels
-SOLARISE_FROM = 128
+SOLARIZE_FROM = 128
 PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_RANGE = 32.0, (0.5, 1.5)  # added; factors of contrast and saturation
 PHOTOMETRIC_HUE = 0.1  # of the color circle: 18 of OpenCV's 180 steps
 HUE_TURN = 255  # torchvision's steps for a full turn; Pillow's circle has 256
@@ -57,7 +57,7 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
 
 def three_augment(choices: Sequence[str], image: Image.Image, rng: random.Random) -> Image.Image:
     """Apply DeiT III's 3-Augment: one of gray, solarize and blur (or fewer, table 6.2), equally likely."""
-    return {"grey": grey, "solarise": solarise, "blur": blur}[rng.choice(choices)](image, rng)
+    return {"grey": gray, "solarise": solarize, "blur": blur}[rng.choice(choices)](image, rng)
 
 
 def photometric(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -82,14 +82,14 @@ def photometric(image: Image.Image, rng: random.Random) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-def grey(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+def gray(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
     """Remove the colors."""
     return image.convert("L").convert("RGB")
 
 
-def solarise(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+def solarize(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
     """Invert the light half of all values."""
-    return ImageOps.solarize(image, SOLARISE_FROM)
+    return ImageOps.solarize(image, SOLARIZE_FROM)
 
 
 def blur(image: Image.Image, rng: random.Random) -> Image.Image:

@@ -1,11 +1,11 @@
-// Runs a program (program.py) on one picture: a function per operation, all on float32 in one block of memory:
-//   weights | values | rows of a weight, unpacked | a panel of a product
-// Addresses in products are in bytes, indices in everything else in floats.
+// Runs a program (program.py) on one image: one function per operation, all on float32 in one block of memory:
+//   weights | values | unpacked rows of a weight | a panel of a product
+// Products use addresses in bytes; everything else uses indices of floats.
 
 const ROWS_AT_ONCE = 8 // of a weight: the widest panel
 const DEPTH_AT_ONCE = 256 // of a product: a panel of 8 KB stays in the first cache
 
-// The kernels of kernels.py, for browsers without vectors in WebAssembly.
+// The kernels of kernels.py in JavaScript, for browsers without WebAssembly vectors.
 function plainKernels(buffer) {
   const floats = new Float32Array(buffer), bytes = new Int8Array(buffer), halves = new Uint16Array(buffer)
   const word = new Float32Array(1), bits = new Uint32Array(word.buffer)
@@ -42,7 +42,7 @@ function plainKernels(buffer) {
   }
 }
 
-// The first of the modules that this browser takes, in a memory of so many bytes; plain JavaScript where it takes none.
+// Instantiates the first module that this browser supports, with `bytes` of memory; falls back to plain JavaScript.
 function makeKernels(modules, bytes) {
   for (const [name, code] of modules) {
     if (typeof WebAssembly !== "object" || !WebAssembly.validate(code)) continue
@@ -77,7 +77,7 @@ const ACTIVATIONS = {
   sigmoid: x => 1 / (1 + Math.exp(-x)),
 }
 
-// A program with its weights (bytes), ready to run.
+// Prepares a program with its weights (bytes) to run.
 function makeModel(program, weights, modules) {
   const up = n => Math.ceil(n / 16) * 16
   const longest = Math.max(8, ...program.tensors.map(one => one.form === "float" ? 0 : up(one.columns)))
@@ -98,7 +98,7 @@ function makeModel(program, weights, modules) {
   })
   const vector = number => floats.subarray(program.tensors[number].at >> 2)
 
-  // Rows of a stored tensor as float32 at `to`, one every `stride` bytes; a row is filled up to a multiple of 8.
+  // Unpacks rows of a tensor to float32 at `to`, one every `stride` bytes. Rows are padded to a multiple of 8.
   function unpackRows(tensor, first, count, to, stride) {
     const filled = Math.ceil(tensor.columns / 8) * 8
     const [unpack, size] = tensor.form === "int8" ? [kernels.unpack8, 1] : [kernels.unpack16, 2]
@@ -110,7 +110,7 @@ function makeModel(program, weights, modules) {
     return left >= 8 ? 8 : left >= 4 ? 4 : 1
   }
 
-  // c (m, n) += a (m, k) · b (k, n), where b's steps along k and n are given: so b may be read transposed.
+  // c (m, n) += a (m, k) · b (k, n). The strides of b along k and n are parameters, so b may be transposed.
   function product(m, n, k, a, aRow, b, bStep, bAcross, c, cRow) {
     for (let j = 0, width; j < n; j += width) {
       width = narrower(n - j)
@@ -126,7 +126,7 @@ function makeModel(program, weights, modules) {
     floats.fill(start, value.at, value.at + value.size)
   }
 
-  // Mean and 1 / standard deviation of a row.
+  // Returns mean and 1 / standard deviation of a row.
   function moments(at, columns, eps) {
     let sum = 0, squares = 0
     for (let j = 0; j < columns; j++) sum += floats[at + j]
@@ -141,7 +141,7 @@ function makeModel(program, weights, modules) {
     return Math.sqrt(squares)
   }
 
-  // Calls `each` with the first float of one place (y, z) of every window in order, or −1 where it lies outside the map.
+  // Calls `each` for every window in order, with the index of its position (y, z), or −1 if that is outside the map.
   function overWindows({ height, width, kernel, stride, padding }, x, y, z, each) {
     for (let top = y - padding, last = height + padding - kernel + y; top <= last; top += stride)
       for (let left = z - padding, end = width + padding - kernel + z; left <= end; left += stride)
@@ -242,7 +242,7 @@ function makeModel(program, weights, modules) {
         for (let j = 0; j < x.columns; j++) floats[to + j] = floats[at + j] * scale
       }
     },
-    // A norm whose statistics are those of a token and no longer depend on x: linear in x, so parts add up.
+    // A norm with the statistics of a token instead of x: linear in x, so contributions add up.
     held(step, out, x, token) {
       const layer = step.kind === "layer"
       const scale = layer ? moments(token.at, token.columns, step.eps)[1] : Math.sqrt(x.columns) / length(token.at, x.columns)
@@ -262,7 +262,7 @@ function makeModel(program, weights, modules) {
             floats.copyWithin(to, from, from + row)
           }
     },
-    neighbours(step, out, x) {
+    neighbors(step, out, x) {
       const { height, width, stride } = step, wide = x.columns
       fill(out, 0)
       let to = out.at
@@ -355,7 +355,7 @@ function makeModel(program, weights, modules) {
         product(out.rows, d, v.rows, weights.byte + 4 * head * weights.columns, 4 * v.rows,
           v.byte + 4 * (step.v_at + head * d), 4 * v.columns, 4, out.byte + 4 * head * d, 4 * out.columns)
     },
-    // What each patch gives to one token: its value, weighted, head by head, before they are added up.
+    // The contribution of each patch to one token, before the sum: its value, weighted per head.
     spread(step, out, weights, v) {
       const keys = weights.columns / step.tokens, d = out.columns / step.heads
       for (let i = 0; i < out.rows; i++)
@@ -384,7 +384,7 @@ function makeModel(program, weights, modules) {
     },
   }
 
-  // Normalised pixels (H·W, 3) → logits, and the map (h·w, classes) or null.
+  // Returns the logits, and the map (h·w, classes) or null, for normalized pixels (H·W, 3).
   function run(pixels) {
     const image = values[program.image]
     floats.set(pixels, image.at)

@@ -1,10 +1,10 @@
-"""What takes the time in a network, for WebAssembly with vectors of four floats: products, and weights unpacked.
+"""The expensive kernels of a network for WebAssembly, with vectors of four floats: products and unpacking of weights.
 
     unpack8, unpack16   (from, to, count, scale): int8 or fp16 → float32, eight at a time
-    pack                (from, step, across, to, k, n): a block of a matrix, of any strides, → (k, n) without gaps
+    pack                (from, step, across, to, k, n): a block of a matrix with any strides → (k, n), contiguous
     panel8, 4, 1        (a, row of a, panel, c, row of c, m, k): c (m, n) += a (m, k) · panel (k, n), n = 8, 4 or 1
 
-`interpreter.js` has the same functions in plain JavaScript, for browsers without them, and calls both alike.
+`interpreter.js` has the same functions in plain JavaScript, for browsers without WebAssembly vectors.
 """
 
 from patchloom.exporters.single_page.wasm import (
@@ -23,7 +23,7 @@ from patchloom.exporters.single_page.wasm import (
     store_f32,
 )
 
-_ROWS = 4  # of c at once: with panels of 8 that is 8 sums, which stay in the 16 registers there are
+_ROWS = 4  # of c at once: with panels of 8 that is 8 sums, which fit into the 16 registers
 _LOAD, _STORE, _LOAD_SPLAT = 0x00, 0x0B, 0x09
 _LOAD_8X8_S, _LOAD_16X4_U = 0x01, 0x04
 _EXTEND_LOW_S, _EXTEND_HIGH_S = 0xA7, 0xA8  # i16x8 → i32x4
@@ -34,7 +34,7 @@ _POINTER, _COUNT = I32, I32
 
 
 def kernels(*, fused: bool) -> bytes:
-    """The module; `fused` multiplies and adds in one instruction (relaxed SIMD), which not every browser has."""
+    """Return the module. `fused` uses one instruction to multiply and add (relaxed SIMD); not every browser has it."""
     panels = [_panel(width, fused=fused) for width in (8, 4, 1)]
     return module([_unpack8(), _unpack16(), _pack(), *panels])
 
@@ -54,7 +54,7 @@ def _unpack8() -> Function:
 
 
 def _unpack16() -> Function:
-    """Exponent and fraction of a half, moved to where a float has them, make it 2¹¹² times too small."""
+    """Unpack fp16. Moving exponent and fraction to the bits of a float gives a value 2¹¹² times too small."""
     f = Function("unpack16", {"from": _POINTER, "to": _POINTER, "count": _COUNT, "scale": F32}, {"four": V128})
     half = b""
     for number in range(2):
@@ -95,7 +95,7 @@ def _panel(width: int, *, fused: bool) -> Function:
 
 
 def _rows(f: Function, rows: int, width: int, vectors: int, *, fused: bool) -> bytes:
-    """`rows` rows of c, from what is there already."""
+    """Return code that adds to `rows` rows of c."""
     wide = width > 1
     read = (lambda offset: simd_memory(_LOAD, 2, offset)) if wide else load_f32
     write = (lambda offset: simd_memory(_STORE, 2, offset)) if wide else store_f32

@@ -1,7 +1,7 @@
-"""Each layer of an absorbed network as operations of the page: one row of `LAYERS` per class.
+"""Layers of an absorbed network as operations of the page: one row of `LAYERS` per class.
 
-A map of H×W positions and C channels is a value of H·W rows and C columns, so a layer that mixes neighbours is told
-its grid.
+A map of H×W positions and C channels is a value of H·W rows and C columns, so layers that mix neighbors also take the
+grid (H, W).
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _LENGTH_EPS = 1e-12  # of torch.nn.functional.normalize
 
 
 def write(program: PageProgram, layer: nn.Module, x: Value, grid: Grid) -> Value:
-    """What `layer` makes of x, whose rows are the positions of `grid`."""
+    """Append the operations of `layer` on x, whose rows are the positions of `grid`. Returns the result."""
     return _row(layer)(program, layer, x, grid)
 
 
 def check_layers(network: nn.Module) -> None:
-    """Refuse, by name, a layer that the page has no operation for."""
+    """Raise UsageError with the name of a layer that the page has no operation for."""
     for layer in network.modules():
         if isinstance(layer, Branch):
             if type(layer.mix) not in CLASS_READERS:
@@ -46,7 +46,7 @@ def _row(layer: nn.Module) -> Writer:
         return LAYERS[type(layer)]
     except KeyError:
         raise UsageError(
-            f"a page has no operation for the layer {type(layer).__name__}, which this network has; it runs "
+            f"a page has no operation for the layer {type(layer).__name__} of this network; it supports "
             "ResMLP, Mixer, sMLPNet, DeiT, DeiT III, CaiT, PatchConvNet and many convnets, without the rarer ablations"
         ) from None
 
@@ -55,14 +55,14 @@ def _row(layer: nn.Module) -> Writer:
 
 
 def linear(program: PageProgram, x: Value, weight: Tensor, bias: Tensor | None, *, onto: Value | None = None) -> Value:
-    """(N, C) · weightᵀ + bias → (N, outputs); `onto` is added to, in its place."""
+    """Multiply (N, C) by weightᵀ and add bias: (N, outputs). Adds to `onto` in place if it is passed."""
     out = onto or program.value(x.rows, weight.shape[0])
     settings = {"weight": program.matrix(weight), "onto": onto is not None}
     return program.run("linear", out, x, **settings, bias=None if bias is None else program.vector(bias))
 
 
 def mix(program: PageProgram, x: Value, weight: Tensor, bias: Tensor, *, parts: int = 1) -> Value:
-    """weight (M, N) from the left of each of `parts` blocks (N, C) that lie one after the other, plus bias."""
+    """Multiply each of `parts` consecutive blocks (N, C) by weight (M, N) from the left, and add bias."""
     rows, inputs = weight.shape
     columns = x.rows * x.columns // (parts * inputs)
     out = program.value(parts * rows, columns)
@@ -71,55 +71,55 @@ def mix(program: PageProgram, x: Value, weight: Tensor, bias: Tensor, *, parts: 
 
 
 def activate(program: PageProgram, x: Value, kind: str) -> Value:
-    """Entry by entry: gelu, gelu_tanh, silu, hardswish, relu, sigmoid."""
+    """Apply gelu, gelu_tanh, silu, hardswish, relu or sigmoid."""
     return program.run("activate", program.value(x.rows, x.columns), x, kind=kind)
 
 
 def affine(program: PageProgram, x: Value, weight: Tensor, bias: Tensor) -> Value:
-    """weight · x + bias of each column."""
+    """Compute weight · x + bias per column."""
     out = program.value(x.rows, x.columns)
     return program.run("affine", out, x, weight=program.vector(weight), bias=program.vector(bias))
 
 
 def add(program: PageProgram, x: Value, y: Value, scale: Tensor | None = None) -> Value:
-    """x + scale · y; the scale is one number or one per column."""
+    """Compute x + scale · y. The scale is one number, or one per column."""
     out = program.value(x.rows, x.columns)
     return program.run("add", out, x, y, scale=None if scale is None else program.vector(scale))
 
 
 def constant(program: PageProgram, rows: Tensor) -> Value:
-    """Learned rows."""
+    """Return learned rows."""
     return program.run("constant", program.value(*rows.shape), table=program.table(rows))
 
 
 def joined(program: PageProgram, x: Value, y: Value) -> Value:
-    """The rows of both."""
+    """Concatenate the rows of x and y."""
     return program.run("join", program.value(x.rows + y.rows, x.columns), x, y)
 
 
 def rows_of(program: PageProgram, x: Value, start: int, count: int) -> Value:
-    """Some of the rows."""
+    """Return `count` rows from `start` on."""
     return program.run("rows", program.value(count, x.columns), x, start=start)
 
 
 def mean(program: PageProgram, x: Value) -> Value:
-    """The mean of all rows, one row."""
+    """Average all rows to one."""
     return program.run("mean", program.value(1, x.columns), x)
 
 
 def scores(program: PageProgram, q: Value, k: Value, heads: int, *, q_at: int = 0, k_at: int = 0, width: int) -> Value:
-    """Q·Kᵀ/√d of each head, (heads, T·N); q and k begin at a column of their values and are `width` wide together."""
+    """Compute Q·Kᵀ/√d per head, (heads, T·N). The heads of q and k start at columns q_at and k_at, `width` in all."""
     out = program.value(heads, q.rows * k.rows)
     return program.run("scores", out, q, k, heads=heads, q_at=q_at, k_at=k_at, width=width)
 
 
 def softmax(program: PageProgram, x: Value, keys: int) -> Value:
-    """Over each `keys` neighbours."""
+    """Apply softmax to each group of `keys` consecutive entries."""
     return program.run("softmax", program.value(x.rows, x.columns), x, keys=keys)
 
 
 def attend(program: PageProgram, weights: Value, v: Value, heads: int, *, v_at: int = 0, width: int) -> Value:
-    """Weights (heads, T·N) times values (N, …) → (T, width)."""
+    """Multiply weights (heads, T·N) by values (N, …): (T, width)."""
     out = program.value(weights.columns // v.rows, width)
     return program.run("attend", out, weights, v, heads=heads, v_at=v_at)
 
@@ -127,7 +127,7 @@ def attend(program: PageProgram, weights: Value, v: Value, heads: int, *, v_at: 
 # Layers ---------------------------------------------------------------------------------------------------------
 
 
-def _nothing(program: PageProgram, layer: nn.Identity, x: Value, grid: Grid) -> Value:  # noqa: ARG001
+def _identity(program: PageProgram, layer: nn.Identity, x: Value, grid: Grid) -> Value:  # noqa: ARG001
     return x
 
 
@@ -162,7 +162,7 @@ def _relu(program: PageProgram, layer: nn.ReLU, x: Value, grid: Grid) -> Value: 
     return activate(program, x, "relu")
 
 
-def _one_after_the_other(program: PageProgram, layer: nn.Sequential, x: Value, grid: Grid) -> Value:
+def _sequential(program: PageProgram, layer: nn.Sequential, x: Value, grid: Grid) -> Value:
     for one in layer:
         x = write(program, one, x, grid)
     return x
@@ -179,7 +179,7 @@ def _token_linear(program: PageProgram, layer: TokenLinear, x: Value, grid: Grid
 
 def _token_mlp(program: PageProgram, layer: TokenMLP, x: Value, grid: Grid) -> Value:  # noqa: ARG001
     if layer.groups > 1:
-        raise UsageError("a page has no operation for a TokenMLP of groups of channels, which this network has")
+        raise UsageError("a page has no operation for the TokenMLP with groups of channels of this network")
     hidden = activate(program, mix(program, x, layer.weight1, layer.bias1), layer.activation)
     return mix(program, hidden, layer.weight2, layer.bias2)
 
@@ -197,10 +197,10 @@ def _conv3x3(program: PageProgram, layer: Conv3x3, x: Value, grid: Grid) -> Valu
 def convolution(
     program: PageProgram, x: Value, grid: Grid, weight: Tensor, bias: Tensor | None, *, stride: int
 ) -> Value:
-    """A 3×3 convolution with a border of zeros: the neighbours of each position in one row, then a product."""
+    """Apply a 3×3 convolution with zero padding: collect the neighbors of each position in a row, then multiply."""
     height, width = (-(-side // stride) for side in grid)
     near = program.value(height * width, 9 * x.columns)
-    program.run("neighbours", near, x, height=grid[0], width=grid[1], stride=stride)
+    program.run("neighbors", near, x, height=grid[0], width=grid[1], stride=stride)
     return linear(program, near, weight.permute(0, 2, 3, 1).flatten(1), bias)
 
 
@@ -244,22 +244,22 @@ def _positions(program: PageProgram, layer: PositionEmbedding, x: Value, grid: G
 
 
 def attention_parts(program: PageProgram, layer: Attention, x: Value) -> tuple[Value, Value]:
-    """Weights of every head (heads, N·N), and queries, keys and values side by side (N, 3·C)."""
-    together = linear(program, x, layer.qkv.weight, layer.qkv.bias)
+    """Return the weights of every head (heads, N·N), and queries, keys and values side by side (N, 3·C)."""
+    qkv = linear(program, x, layer.qkv.weight, layer.qkv.bias)
     wide = x.columns
-    weights = scores(program, together, together, layer.heads, k_at=wide, width=wide)
+    weights = scores(program, qkv, qkv, layer.heads, k_at=wide, width=wide)
     if isinstance(layer, TalkingHeadsAttention):
         weights = mix(program, weights, layer.before.weight, layer.before.bias)
     weights = softmax(program, weights, x.rows)
     if isinstance(layer, TalkingHeadsAttention):
         weights = mix(program, weights, layer.after.weight, layer.after.bias)
-    return weights, together
+    return weights, qkv
 
 
 def _attention(program: PageProgram, layer: Attention, x: Value, grid: Grid) -> Value:
-    weights, together = attention_parts(program, layer, x)
+    weights, qkv = attention_parts(program, layer, x)
     wide = x.columns
-    return write(program, layer.proj, attend(program, weights, together, layer.heads, v_at=2 * wide, width=wide), grid)
+    return write(program, layer.proj, attend(program, weights, qkv, layer.heads, v_at=2 * wide, width=wide), grid)
 
 
 def _sparse_mlp(program: PageProgram, layer: SparseMLP, x: Value, grid: Grid) -> Value:
@@ -319,9 +319,9 @@ def _block(program: PageProgram, layer: Block, x: Value, grid: Grid) -> Value:
 
 
 LAYERS: dict[type[nn.Module], Writer] = {
-    nn.Identity: _nothing,
+    nn.Identity: _identity,
     nn.Linear: _linear,
-    nn.Sequential: _one_after_the_other,
+    nn.Sequential: _sequential,
     nn.BatchNorm1d: _batch_norm,
     nn.ReLU: _relu,
     Affine: _split_norm,
@@ -345,12 +345,12 @@ LAYERS: dict[type[nn.Module], Writer] = {
     TalkingHeadsAttention: _attention,
     SparseMLP: _sparse_mlp,
     NormActMix: _norm_act_mix,
-    NormActMixes: _one_after_the_other,
+    NormActMixes: _sequential,
     Residual: _residual,
     PostNormResidual: _post_norm_residual,
     Reduce: _reduce,
     Parallel: _parallel,
     Block: _block,
 }
-# These read class tokens and patches, two inputs: `networks` writes them.
+# Layers with two inputs, class tokens and patches; `networks.py` writes them.
 CLASS_READERS: tuple[type[nn.Module], ...] = (ClassAttention, ClassMixing)

@@ -1,16 +1,16 @@
-"""Each family of networks as a program of the page: one row of `FAMILIES` per class.
+"""Network families as programs of the page: one row of `FAMILIES` per class.
 
-A program ends in logits and, where places of the picture can be told apart, in a map of what each patch says for each
-class. There are three kinds of map, all computed by the same operations and without gradients:
+A program ends in logits and, if the network allows it, in a map of what each patch contributes to each class. There are
+three kinds of map, all computed by the same operations and without gradients:
 
-evidence       the head is linear in the average of patches: each patch's own logit. Their mean is the logit.
-contribution   a class token reads the patches: what each patch gives to it in the last layer in which it reads them,
-               through the last norm with its statistics held fixed, to the logit. What the feed-forward layer after it
-               makes of that is left out.
-attention      each class has a token of its own: the weights with which it reads the patches.
+evidence       the head is linear in the average of patches: the logits of each patch. Their mean is the logit.
+contribution   a class token reads the patches: what each patch adds to it in the last layer that reads them, mapped to
+               the logit through the last norm with its statistics held fixed. The feed-forward layer in between is
+               left out.
+attention      each class has its own token: the weights with which it reads the patches.
 
-Where matrices are int8, those of the stem and the classifier are fp16 all the same: few of the weights, and the ones
-whose rounding moves the answer most (docs/single_page.md).
+If matrices are int8, those of the stem and the classifier are still fp16: they are few, and their rounding changes the
+prediction most (docs/single_page.md).
 """
 
 from collections.abc import Callable
@@ -54,66 +54,67 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True)
 class ClassAttentionValues:
-    """What class tokens read of the patches in one layer: weights (heads, T·keys) over values (keys, …)."""
+    """How class tokens read the patches in one layer: weights (heads, T·keys) over values (keys, …)."""
 
     weights: Value
     values: Value
     heads: int
     tokens: int  # T
-    first: int  # of the patches among the keys
-    v_at: int = 0  # column of `values` at which the values begin
-    project: Tensor | None = None  # (C, C), after the heads are joined
-    scale: Tensor | None = None  # (C)
+    first: int  # key of the first patch
+    v_at: int = 0  # column of `values` at which the values start
+    project: Tensor | None = None  # (C, C), applied to the concatenated heads
+    scale: Tensor | None = None  # (C,)
 
 
 @dataclass(frozen=True)
 class PageOutput:
-    """What a program ends in."""
+    """The results of a program: logits and, for some networks, a map."""
 
     logits: Value  # (1, classes)
     map: Value | None  # (h·w, classes)
-    kind: str  # of the map; "" where there is none
+    kind: str  # of the map: evidence, contribution, attention, or "" for none
     grid: Grid  # h, w
 
 
 @dataclass(frozen=True)
 class TrunkOutput:
-    """What a family gives before its last norm."""
+    """The result of a trunk, before the last norm."""
 
     x: Value  # (T+N, C), class tokens first
     grid: Grid
     tokens: int = 0  # T
-    heard: tuple[ClassAttentionValues, ...] = ()
+    class_attention: tuple[ClassAttentionValues, ...] = ()  # of the last layer, one per branch
 
 
 def write_network(network: Network, size: Grid, weights: Weights) -> tuple[PageProgram, Value, PageOutput]:
-    """The program of an absorbed network for pictures of `size`; the value holds the picture, (H·W, 3)."""
+    """Return the program of an absorbed network for images of `size`, its input value (H·W, 3), and its output."""
     family = FAMILIES.get(type(network))
     if family is None:
         known = ", ".join(one.__name__ for one in FAMILIES)
         raise UsageError(
-            f"a page runs networks of {known}; {network.config.name} is a {type(network).__name__}, whose layers it "
-            "does not know"
+            f"a page supports networks of the classes {known}; {network.config.name} is a {type(network).__name__}"
         )
     if network.config.channels != 3:
-        raise UsageError(f"a page shows pictures of 3 channels; {network.config.name} takes {network.config.channels}")
+        raise UsageError(
+            f"a page supports images with 3 channels; {network.config.name} takes {network.config.channels}"
+        )
     check_layers(network)
     program = PageProgram(weights)
     image = program.value(size[0] * size[1], 3)
     trunk = family(program, network, image, size)
-    with program.exactly():
-        answer = _answer(program, network, trunk)
-    program.keep(answer.logits)
-    if answer.map is not None:
-        program.keep(answer.map)
-    return program, image, answer
+    with program.half_precision():
+        output = _output(program, network, trunk)
+    program.keep(output.logits)
+    if output.map is not None:
+        program.keep(output.map)
+    return program, image, output
 
 
 # Trunks ---------------------------------------------------------------------------------------------------------
 
 
 def _stem(program: PageProgram, network: Any, image: Value, size: Grid) -> tuple[Value, Grid]:
-    with program.exactly():
+    with program.half_precision():
         x = write(program, network.stem, image, size)
     stride = next(stride for stride in range(1, size[0] + 1) if _rounded_up(size, stride) == x.rows)
     return x, (-(-size[0] // stride), -(-size[1] // stride))
@@ -164,8 +165,8 @@ def _vit(program: PageProgram, network: ViT, image: Value, size: Grid) -> TrunkO
     x = write(program, network.position, x, grid) if first else x
     tokens = 0 if network.class_tokens is None else network.class_tokens.weight.shape[1]
     x = _all(program, network.blocks[:-1], x, grid)
-    x, heard = _heard_block(program, last, x, tokens, grid)
-    return TrunkOutput(x, grid, tokens, heard)
+    x, attention = _last_block(program, last, x, tokens, grid)
+    return TrunkOutput(x, grid, tokens, attention)
 
 
 def _cait(program: PageProgram, network: CaiT, image: Value, size: Grid) -> TrunkOutput:
@@ -180,9 +181,9 @@ def _cait(program: PageProgram, network: CaiT, image: Value, size: Grid) -> Trun
     last = network.blocks[-1]
     assert isinstance(last, Block)
     count = network.class_token_count
-    x, heard = _heard_block(program, last, x, count, grid)
+    x, attention = _last_block(program, last, x, count, grid)
     if not len(network.class_blocks):
-        return TrunkOutput(x, grid, count, heard)
+        return TrunkOutput(x, grid, count, attention)
     summary, patches = rows_of(program, x, 0, count), rows_of(program, x, count, x.rows - count)
     return _with_class_blocks(program, summary, patches, network.class_blocks, grid)
 
@@ -200,7 +201,7 @@ def _pooled_convnet(program: PageProgram, network: PooledConvNet, image: Value, 
     pool = network.attention_pool
     if pool is None and not network.averages_patches:
         raise UsageError(
-            f"a page runs convnets whose last map is averaged; {network.config.backbone} has a head of its own: "
+            f"a page supports convnets whose last map is averaged; {network.config.backbone} has another head: "
             "export it with --to onnx instead"
         )
     x, grid = write_convnet(program, network.trunk, image, size)
@@ -223,35 +224,35 @@ FAMILIES: dict[type[Network], Callable[[PageProgram, Any, Value, Grid], TrunkOut
 # Class tokens ---------------------------------------------------------------------------------------------------
 
 
-def _heard_block(
+def _last_block(
     program: PageProgram, block: Block, x: Value, tokens: int, grid: Grid
 ) -> tuple[Value, tuple[ClassAttentionValues, ...]]:
-    """The last block of tokens that attend to one another, and what class tokens read in it."""
+    """Write the last block with self-attention, and return how class tokens read the patches in it."""
     branches: Any = [block.tokens] if isinstance(block.tokens, Residual) else block.tokens
-    out, heard = x, []
+    out, attention = x, []
     for branch in branches:
         layer: Any = branch.mix
-        weights, together = attention_parts(program, layer, write(program, branch.norm, x, grid))
+        weights, qkv = attention_parts(program, layer, write(program, branch.norm, x, grid))
         at = 2 * x.columns
-        mixed = attend(program, weights, together, layer.heads, v_at=at, width=x.columns)
+        mixed = attend(program, weights, qkv, layer.heads, v_at=at, width=x.columns)
         out = add(program, out, write(program, layer.proj, mixed, grid), branch.scale)
         scale = branch.scale
-        heard.append(ClassAttentionValues(weights, together, layer.heads, x.rows, tokens, at, layer.proj.weight, scale))
+        attention.append(ClassAttentionValues(weights, qkv, layer.heads, x.rows, tokens, at, layer.proj.weight, scale))
     assert block.channels is not None
-    return write(program, block.channels, out, grid), tuple(heard)
+    return write(program, block.channels, out, grid), tuple(attention)
 
 
 def _with_class_blocks(program: PageProgram, tokens: Value, patches: Value, blocks: Any, grid: Grid) -> TrunkOutput:
-    heard: tuple[ClassAttentionValues, ...] = ()
+    attention: tuple[ClassAttentionValues, ...] = ()  # of the last layer, one per branch
     for block in blocks:
-        tokens, heard = _class_block(program, block, tokens, patches, grid)
-    return TrunkOutput(joined(program, tokens, patches), grid, tokens.rows, heard)
+        tokens, attention = _class_block(program, block, tokens, patches, grid)
+    return TrunkOutput(joined(program, tokens, patches), grid, tokens.rows, attention)
 
 
 def _class_block(
     program: PageProgram, block: ClassBlock, tokens: Value, patches: Value, grid: Grid
 ) -> tuple[Value, tuple[ClassAttentionValues, ...]]:
-    """Class tokens read the patches, then their feed-forward layer."""
+    """Write a block in which class tokens read the patches, and return how."""
     branch = block.attend
     both, layer = write(program, branch.norm, joined(program, tokens, patches), grid), branch.mix
     if isinstance(layer, ClassAttention):
@@ -262,22 +263,22 @@ def _class_block(
         weights = softmax(program, scores(program, q, k, layer.heads, width=wide), keys.rows)
         read = write(program, layer.proj, attend(program, weights, v, layer.heads, width=wide), grid)
         first = tokens.rows if layer.class_in_keys else 0
-        heard = ClassAttentionValues(
+        attention = ClassAttentionValues(
             weights, v, layer.heads, tokens.rows, first, project=layer.proj.weight, scale=branch.scale
         )
-    else:  # a class-MLP: a row of weights per token that is the same for all pictures
+    else:  # class-MLP: one row of weights per token, the same for all images
         mixing: Any = layer
         read = mix(program, both, mixing.weight, mixing.bias)
         weights = program.view(constant(program, mixing.weight), 1, tokens.rows * both.rows)
-        heard = ClassAttentionValues(weights, both, 1, tokens.rows, tokens.rows, scale=branch.scale)
-    return write(program, block.channels, add(program, tokens, read, branch.scale), grid), (heard,)
+        attention = ClassAttentionValues(weights, both, 1, tokens.rows, tokens.rows, scale=branch.scale)
+    return write(program, block.channels, add(program, tokens, read, branch.scale), grid), (attention,)
 
 
 # Heads ----------------------------------------------------------------------------------------------------------
 
 
-def _answer(program: PageProgram, network: Network, trunk: TrunkOutput) -> PageOutput:
-    """Last norm, pooling and classifier, and the map."""
+def _output(program: PageProgram, network: Network, trunk: TrunkOutput) -> PageOutput:
+    """Write the last norm, pooling and classifier, and the map."""
     grid, classifier = trunk.grid, network.classifier
     last_norm: Any = network.norm
     if not trunk.tokens:
@@ -305,7 +306,7 @@ def _answer(program: PageProgram, network: Network, trunk: TrunkOutput) -> PageO
 
 
 def _heads(network: Network) -> dict[int, nn.Module]:
-    """Number of a class token → the classifier that reads it."""
+    """Return the classifier of each class token, by number."""
     if not network.has_distillation_token:
         return {0: network.classifier}
     both = {0: network.classifier, 1: network.distillation_classifier}
@@ -316,30 +317,36 @@ def _heads(network: Network) -> dict[int, nn.Module]:
 def _contributions(
     program: PageProgram, trunk: TrunkOutput, tokens: Value, last_norm: Any, heads: dict[int, nn.Module]
 ) -> Value:
-    """(N, classes): what each patch gives to the logits in the layer that was heard."""
+    """Return (N, classes): what each patch contributes to the logits in the last layer that reads patches."""
     total: Value | None = None
     stays, weight, _ = last_norm.split()
     for number, head in heads.items():
         token = rows_of(program, tokens, number, 1)
-        for heard in trunk.heard:
-            given = _given(program, heard, number, trunk.grid)
+        for attention in trunk.class_attention:
+            added = _added_to_token(program, attention, number, trunk.grid)
             if isinstance(stays, LayerNorm | Length):
                 settings = {"kind": "layer", "eps": stays.eps} if isinstance(stays, LayerNorm) else {"kind": "length"}
-                given = program.run("held", program.value(given.rows, given.columns), given, token, **settings)
+                added = program.run("held", program.value(added.rows, added.columns), added, token, **settings)
             assert isinstance(head, nn.Linear)
-            total = linear(program, given, head.weight * weight / len(heads), None, onto=total)
+            total = linear(program, added, head.weight * weight / len(heads), None, onto=total)
     assert total is not None
     return total
 
 
-def _given(program: PageProgram, heard: ClassAttentionValues, token: int, grid: Grid) -> Value:
-    """(N, C): what each patch adds to a class token."""
-    width = heard.project.shape[1] if heard.project is not None else heard.values.columns
+def _added_to_token(program: PageProgram, attention: ClassAttentionValues, token: int, grid: Grid) -> Value:
+    """Return (N, C): what each patch adds to a class token."""
+    width = attention.project.shape[1] if attention.project is not None else attention.values.columns
     spread = program.value(grid[0] * grid[1], width)
-    settings = {"heads": heard.heads, "tokens": heard.tokens, "token": token, "first": heard.first, "v_at": heard.v_at}
-    program.run("spread", spread, heard.weights, heard.values, **settings)
-    given = spread if heard.project is None else linear(program, spread, heard.project, None)
-    return given if heard.scale is None else affine(program, given, *_scaled(heard.scale, given.columns))
+    settings = {
+        "heads": attention.heads,
+        "tokens": attention.tokens,
+        "token": token,
+        "first": attention.first,
+        "v_at": attention.v_at,
+    }
+    program.run("spread", spread, attention.weights, attention.values, **settings)
+    added = spread if attention.project is None else linear(program, spread, attention.project, None)
+    return added if attention.scale is None else affine(program, added, *_scaled(attention.scale, added.columns))
 
 
 def _scaled(scale: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -347,8 +354,8 @@ def _scaled(scale: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 
 def _attention_map(program: PageProgram, trunk: TrunkOutput) -> Value:
-    """(N, classes): the mean over heads of the weights of each class's token."""
-    (heard,) = trunk.heard
-    keys = heard.weights.columns // heard.tokens
-    average = program.view(mean(program, heard.weights), heard.tokens, keys)
-    return program.run("transpose", program.value(keys, heard.tokens), average)
+    """Return (N, classes): the attention weights of each class token, averaged over heads."""
+    (attention,) = trunk.class_attention
+    keys = attention.weights.columns // attention.tokens
+    average = program.view(mean(program, attention.weights), attention.tokens, keys)
+    return program.run("transpose", program.value(keys, attention.tokens), average)

@@ -1,9 +1,9 @@
-// The page: pictures in, answers and maps out. `patchloom.classify(blob)` does the same for other scripts.
+// The page: images in, predictions and maps out. Other scripts can call `patchloom.classify(blob)`.
 const patchloom = (() => {
   const { program, modules, preprocessing, classes, grid, signed, drawing } = JSON.parse(by("described").textContent)
   const SHOWN = 5
 
-  // The model, in a worker where the browser allows one ---------------------------------------------------------
+  // The model, in a worker if the browser allows one ---------------------------------------------------------
 
   const waiting = new Map()
   let send, ready, last = 0
@@ -36,7 +36,7 @@ const patchloom = (() => {
     }
   }
 
-  async function asked(rgba, width, height) {
+  async function classifyPixels(rgba, width, height) {
     await loaded
     const id = ++last
     return new Promise((resolve, reject) => {
@@ -45,17 +45,17 @@ const patchloom = (() => {
     })
   }
 
-  // Pictures ----------------------------------------------------------------------------------------------------
+  // Images ----------------------------------------------------------------------------------------------------
 
   async function classify(blob) {
     const { data, width, height } = await pixelsOf(blob)
-    return asked(data, width, height)
+    return classifyPixels(data, width, height)
   }
 
   // Maps --------------------------------------------------------------------------------------------------------
 
-  // What speaks for a class at each patch: signed maps beside the mean of all classes, for a logit means something
-  // beside the others alone.
+  // Evidence for a class at each patch. Signed maps are relative to the mean of all classes, since only differences of
+  // logits matter.
   function mapOf(answer, chosen) {
     const many = classes.length
     return Float32Array.from({ length: grid[0] * grid[1] }, (_, place) => {
@@ -64,7 +64,7 @@ const patchloom = (() => {
     })
   }
 
-  // The strengths from −1 to 1; signed maps on the scale of the likeliest class, so that classes can be compared.
+  // Strengths from −1 to 1. Signed maps use the scale of the most likely class, so that classes can be compared.
   function strengths(answer, chosen) {
     const map = mapOf(answer, chosen)
     if (signed) {
@@ -75,13 +75,13 @@ const patchloom = (() => {
     return map.map(x => (x - low) / (high - low || 1))
   }
 
-  // What the network saw, large, with the map of a class over it or without one.
+  // Draws the network's input, enlarged, with or without the map of a class.
   function draw(canvas, answer, chosen) {
     const [height, width] = preprocessing.size
     drawSeen(canvas, { rgb: answer.seen, width, height }, chosen === null ? null : strengths(answer, chosen), grid)
   }
 
-  // What is shown -----------------------------------------------------------------------------------------------
+  // Results -----------------------------------------------------------------------------------------------
 
   let current = null, chosen = 0
 
@@ -127,7 +127,7 @@ const patchloom = (() => {
     addThumbnail(picture, canvas => draw(canvas, picture.answer, null), classes[ordered(picture.answer)[0]], show)
   }
 
-  // One after the other: no more than one is held decoded.
+  // Files are processed one after another, so that only one is decoded at a time.
   async function take(files) {
     complain("")
     const faults = []
@@ -158,7 +158,7 @@ const patchloom = (() => {
       context.fillRect(0, 0, canvas.width, canvas.height)
     }
 
-    // Left, top, right, bottom of what is drawn, or null.
+    // Returns left, top, right, bottom of the drawing, or null.
     function drawnBox() {
       const { data } = context.getImageData(0, 0, canvas.width, canvas.height)
       let box = null
@@ -169,7 +169,7 @@ const patchloom = (() => {
       return box
     }
 
-    // The frame the network is shown: the paper, or as much around the drawing as its training pictures have.
+    // The frame that the network sees: the whole canvas, or the drawing with the margin of the training images.
     function frame(box) {
       if (!by("fit").checked) return [0, 0, canvas.width]
       const side = Math.max(box[2] - box[0], box[3] - box[1]) / drawing.fills
@@ -186,7 +186,7 @@ const patchloom = (() => {
       cut.fillStyle = ground
       cut.fillRect(0, 0, size, size)
       cut.drawImage(canvas, -Math.round(left), -Math.round(top))
-      const answer = await asked(cut.getImageData(0, 0, size, size).data, size, size)
+      const answer = await classifyPixels(cut.getImageData(0, 0, size, size).data, size, size)
       show({ name: "drawing", answer })
       busy = false
       if (again) {
@@ -219,7 +219,7 @@ const patchloom = (() => {
     clear()
   }
 
-  // The whole ---------------------------------------------------------------------------------------------------
+  // Start ---------------------------------------------------------------------------------------------------
 
   onImages(take)
   by("all").append(...classes.map((name, number) => made("option", { value: number, textContent: name })))

@@ -1,7 +1,7 @@
-"""What the page computes: a list of operations on values, and one blob of weights.
+"""The program that a page runs: a list of operations on values, and one blob of weights.
 
-Everything has a fixed size, that of one picture: a value is (rows, columns) of float32 at a place in memory that is
-decided here, where it is known when it was last read. `interpreter.js` has a function for each operation.
+All sizes are fixed, since the program processes one image. A value is (rows, columns) of float32. Its memory address is
+decided here, where the last read of every value is known. `interpreter.js` has one function per operation.
 """
 
 import base64
@@ -15,12 +15,12 @@ from torch import Tensor
 
 Weights = Literal["int8", "fp16"]
 _ALIGNED = 16  # bytes: a vector
-_AT_ONCE = 8  # weights that are unpacked in one step, so rows are filled up to a multiple
+_AT_ONCE = 8  # weights that are unpacked in one step; rows are padded to a multiple
 
 
 @dataclass(eq=False)
-class Room:
-    """Floats in memory, from the operation that writes them to the last that reads them."""
+class Buffer:
+    """Floats in memory, in use from the operation that writes them to the last one that reads them."""
 
     floats: int
     first: int
@@ -30,44 +30,44 @@ class Room:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """(rows, columns) of a room; several may look at one room in several shapes."""
+    """A view of a buffer as (rows, columns). Several views may share one buffer."""
 
     number: int
     rows: int
     columns: int
-    room: Room
+    buffer: Buffer
 
 
 @dataclass
 class PageProgram:
-    """Operations in order, what they work on, and the bytes of the weights."""
+    """Operations in order, their values and tensors, and the bytes of the weights."""
 
     weights: Weights
     values: list[Value] = field(default_factory=list)
     operations: list[dict[str, Any]] = field(default_factory=list)
     tensors: list[dict[str, Any]] = field(default_factory=list)
     blob: bytearray = field(default_factory=bytearray)
-    _rooms: list[Room] = field(default_factory=list)
-    _exactly: bool = False
+    _buffers: list[Buffer] = field(default_factory=list)
+    _half_precision: bool = False
 
     def value(self, rows: int, columns: int) -> Value:
-        """Room for what the next operation gives."""
+        """Allocate a value for the result of the next operation."""
         step = len(self.operations)
-        room = Room(rows * columns, step, step)
-        self._rooms.append(room)
-        return self._shown(room, rows, columns)
+        buffer = Buffer(rows * columns, step, step)
+        self._buffers.append(buffer)
+        return self._new_view(buffer, rows, columns)
 
     def view(self, value: Value, rows: int, columns: int) -> Value:
-        """The same floats in another shape."""
+        """Return the same floats in another shape."""
         assert rows * columns == value.rows * value.columns
-        return self._shown(value.room, rows, columns)
+        return self._new_view(value.buffer, rows, columns)
 
-    def _shown(self, room: Room, rows: int, columns: int) -> Value:
-        self.values.append(Value(len(self.values), rows, columns, room))
+    def _new_view(self, buffer: Buffer, rows: int, columns: int) -> Value:
+        self.values.append(Value(len(self.values), rows, columns, buffer))
         return self.values[-1]
 
     def run(self, operation: str, out: Value, *inputs: Value, **settings: Any) -> Value:
-        """Note an operation; `settings` are numbers, texts and numbers of tensors. Returns `out`."""
+        """Append an operation and return `out`. `settings` are numbers, texts and tensor numbers."""
         for value in (out, *inputs):
             self.keep(value)
         read = [value.number for value in inputs]
@@ -75,28 +75,31 @@ class PageProgram:
         return out
 
     def keep(self, value: Value) -> None:
-        """Do not reuse its room before the next operation, or before the end where there is none."""
-        value.room.last = max(value.room.last, len(self.operations))
+        """Keep the buffer of a value until the next operation, or until the end if there is none."""
+        value.buffer.last = max(value.buffer.last, len(self.operations))
 
     # Weights ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def exactly(self) -> Iterator[None]:
-        """Matrices that are written meanwhile are fp16, whatever was asked for."""
-        self._exactly = True
+    def half_precision(self) -> Iterator[None]:
+        """Store the matrices written in this context as fp16, also if `weights` is int8."""
+        self._half_precision = True
         yield
-        self._exactly = False
+        self._half_precision = False
 
     def matrix(self, weight: Tensor) -> int:
-        """(rows, columns) of a product, in the form asked for: each row divided by its largest entry."""
-        return self._rows(weight, "fp16" if self._exactly else self.weights)
+        """Store a matrix (rows, columns) of a product, in the program's `weights` format, and return its number.
+
+        Each row is divided by its largest entry.
+        """
+        return self._rows(weight, "fp16" if self._half_precision else self.weights)
 
     def table(self, weight: Tensor) -> int:
-        """(rows, columns) of what is added or multiplied entry by entry: never below fp16."""
+        """Store a matrix (rows, columns) that is added or multiplied entry by entry, as fp16."""
         return self._rows(weight, "fp16")
 
     def vector(self, weight: Tensor) -> int:
-        """As it is, in float32."""
+        """Store a vector as float32."""
         flat = _numpy(weight).reshape(1, -1)
         return self._tensor(flat.shape, "float", flat.tobytes(), b"")
 
@@ -111,52 +114,52 @@ class PageProgram:
         return self._tensor(rows.shape, form, stored.tobytes(), scales.tobytes())
 
     def _tensor(self, shape: tuple[int, ...], form: str, stored: bytes, scales: bytes) -> int:
-        place = {"at": self._stored(stored)} | ({"scales": self._stored(scales)} if scales else {})
-        self.tensors.append({"rows": shape[0], "columns": shape[1], "form": form, **place})
+        address = {"at": self._append(stored)} | ({"scales": self._append(scales)} if scales else {})
+        self.tensors.append({"rows": shape[0], "columns": shape[1], "form": form, **address})
         return len(self.tensors) - 1
 
-    def _stored(self, data: bytes) -> int:
+    def _append(self, data: bytes) -> int:
         self.blob += bytes(-len(self.blob) % _ALIGNED)
         at = len(self.blob)
         self.blob += data
         return at
 
-    # The whole --------------------------------------------------------------------------------------------------
+    # Result --------------------------------------------------------------------------------------------------
 
     def described(self) -> dict[str, Any]:
-        """Operations, values and tensors as JSON; the blob goes beside it."""
-        floats = _placed(self._rooms)
+        """Return operations, values and tensors as JSON values, without the blob."""
+        floats = _placed(self._buffers)
         return {
             "operations": self.operations,
-            "values": [[value.room.at, value.rows, value.columns] for value in self.values],
+            "values": [[value.buffer.at, value.rows, value.columns] for value in self.values],
             "floats": floats,
             "tensors": self.tensors,
             "weights": self.weights,
         }
 
     def encoded(self) -> str:
-        """The blob in base64."""
+        """Return the blob in base64."""
         return base64.b64encode(self.blob).decode()
 
 
-def _placed(rooms: list[Room]) -> int:
-    """Give each room the lowest place that is free as long as it lives; returns the floats needed."""
-    placed: list[Room] = []
-    for room in sorted(rooms, key=lambda one: -one.floats):
+def _placed(buffers: list[Buffer]) -> int:
+    """Assign each buffer the lowest address that is free while it is in use. Returns the floats needed."""
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda one: -one.floats):
         others = sorted(
-            (one for one in placed if one.first <= room.last and room.first <= one.last), key=lambda o: o.at
+            (one for one in placed if one.first <= buffer.last and buffer.first <= one.last), key=lambda o: o.at
         )
-        room.at = 0
+        buffer.at = 0
         for other in others:
-            if room.at + room.floats <= other.at:
+            if buffer.at + buffer.floats <= other.at:
                 break
-            room.at = max(room.at, other.at + _padded(other.floats))
-        placed.append(room)
-    return max((room.at + _padded(room.floats) for room in placed), default=0)
+            buffer.at = max(buffer.at, other.at + _padded(other.floats))
+        placed.append(buffer)
+    return max((buffer.at + _padded(buffer.floats) for buffer in placed), default=0)
 
 
 def _padded(floats: int) -> int:
-    """Up to whole vectors, with one step of unpacking to spare."""
+    """Round up to whole vectors, and add one step of unpacking."""
     return -(-floats // _AT_ONCE) * _AT_ONCE + _AT_ONCE
 
 

@@ -1,5 +1,5 @@
-// What stands between the page and the model: messages in, answers out. The page runs it in a worker, or, where the
-// browser allows none, in the page itself.
+// Runs the model on messages from the page and posts predictions. It runs in a worker, or in the page itself if the
+// browser does not allow workers.
 
 function bytesOf(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64)
@@ -25,8 +25,8 @@ function serve(post) {
     const { id, rgba, width, height } = message
     try {
       const start = performance.now()
-      const seen = seenBy(rgba, width, height, preprocessing)
-      const { logits, map } = model.run(normalised(seen, preprocessing))
+      const seen = networkPixels(rgba, width, height, preprocessing)
+      const { logits, map } = model.run(normalized(seen, preprocessing))
       const seconds = (performance.now() - start) / 1000
       post({ kind: "answer", id, seen, probabilities: shares(logits), map, seconds })
     } catch (error) {

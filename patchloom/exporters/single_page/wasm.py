@@ -1,7 +1,7 @@
-"""A WebAssembly module written out byte by byte: as much of the format as the kernels of `kernels.py` need.
+"""An assembler for WebAssembly: the part of the binary format that `kernels.py` needs.
 
-Names follow the specification (webassembly.github.io/spec/core/binary): a module is sections, a function a list of
-locals and a body in which operands stand before the operation. All addresses and counts are i32 in bytes or items.
+Names follow the specification (webassembly.github.io/spec/core/binary): a module consists of sections, a function of
+locals and a body in which operands precede the operation. Addresses and counts are i32, in bytes or items.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _EMPTY, _END = b"\x40", b"\x0b"
 
 
 def unsigned(value: int) -> bytes:
-    """LEB128."""
+    """Encode an integer as unsigned LEB128."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -23,7 +23,7 @@ def unsigned(value: int) -> bytes:
 
 
 def signed(value: int) -> bytes:
-    """Signed LEB128."""
+    """Encode an integer as signed LEB128."""
     out = bytearray()
     while not -0x40 <= value < 0x40:
         out.append(value & 0x7F | 0x80)
@@ -32,38 +32,38 @@ def signed(value: int) -> bytes:
 
 
 def const(value: int) -> bytes:
-    """An i32."""
+    """Push an i32 constant."""
     return b"\x41" + signed(value)
 
 
 def memory(code: int, align: int, offset: int = 0) -> bytes:
-    """A load or store of one number; `align` is the logarithm of its bytes."""
+    """Load or store one number. `align` is the base-2 logarithm of its bytes."""
     return bytes([code]) + unsigned(align) + unsigned(offset)
 
 
 def load_f32(offset: int = 0) -> bytes:
-    """Address → f32."""
+    """Replace an address by the f32 stored there."""
     return memory(0x2A, 2, offset)
 
 
 def store_f32(offset: int = 0) -> bytes:
-    """Address, f32 →."""
+    """Store an f32 at an address."""
     return memory(0x38, 2, offset)
 
 
 def simd(code: int) -> bytes:
-    """An operation on vectors of 128 bits, without immediates."""
+    """Apply an operation on 128-bit vectors, without immediates."""
     return b"\xfd" + unsigned(code)
 
 
 def simd_memory(code: int, align: int, offset: int = 0) -> bytes:
-    """A load or store of a vector."""
+    """Load or store a vector."""
     return simd(code) + unsigned(align) + unsigned(offset)
 
 
 @dataclass
 class Function:
-    """A function under construction: parameters and locals by name."""
+    """A function under construction, with parameters and locals by name."""
 
     name: str
     parameters: dict[str, int]
@@ -75,15 +75,15 @@ class Function:
         return b"\x20" + unsigned(self._number(name))
 
     def set(self, name: str, value: bytes) -> bytes:
-        """Set it to what `value` computes."""
+        """Set a parameter or local to the result of `value`."""
         return value + b"\x21" + unsigned(self._number(name))
 
     def step(self, name: str, by: bytes) -> bytes:
-        """name += by."""
+        """Add `by` to a parameter or local."""
         return self.set(name, self.get(name) + by + ADD)
 
     def while_at_least(self, counter: str, least: int, body: bytes) -> bytes:
-        """Repeat `body`, and take `least` off the counter each time, while it is no smaller."""
+        """Repeat `body` while the counter is at least `least`, and subtract `least` each time."""
         leave = self.get(counter) + const(least) + LESS_S + b"\x0d\x01"
         count = self.set(counter, self.get(counter) + const(least) + SUB)
         return b"\x02" + _EMPTY + b"\x03" + _EMPTY + leave + body + count + b"\x0c\x00" + _END + _END
@@ -92,18 +92,18 @@ class Function:
         return [*self.parameters, *self.locals].index(name)
 
     def type(self) -> bytes:
-        """Parameters, and no result."""
+        """Return the type: parameters and no result."""
         return b"\x60" + _vector([bytes([kind]) for kind in self.parameters.values()]) + b"\x00"
 
     def code(self) -> bytes:
-        """Locals, one group each, and the body."""
+        """Return the code: locals, one group each, and the body."""
         groups = _vector([b"\x01" + bytes([kind]) for kind in self.locals.values()])
         whole = groups + self.body + _END
         return unsigned(len(whole)) + whole
 
 
 def module(functions: Sequence[Function]) -> bytes:
-    """The module that exports the functions and imports the memory they work in, `env.memory`."""
+    """Return a module that exports the functions and imports their memory, `env.memory`."""
     count = len(functions)
     names = [
         _text(one.name) + b"\x00" + unsigned(number)  # 0: a function

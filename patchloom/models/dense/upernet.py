@@ -1,13 +1,13 @@
-"""Semantic segmentation: any network of patchloom under UperNet's head, or under one linear layer.
+"""Semantic segmentation: any network as backbone, with the head of UperNet or a linear head.
 
 Letters: B images, K classes, C channels of the head, H×W pixels. Maps are (B, C, h, w), finest first.
 
     maps at strides 4, 8, 16, 32 ─ coarsest: pyramid pooling ─┐
                                  └ others: 1×1 ── + top-down ─┴─ 3×3 ── all at stride 4, joined ── 3×3 ── classes
 
-(Xiao et al. 2018, in mmsegmentation's layout, which the papers used: thesis 4.3.6, 5.3.3 and 6.3.5.2. The parameters
-of tables 5.3 and 6.12 are met.) Every convolution is followed by a norm and ReLU and has no bias. An auxiliary head
-reads the map at stride 16 while training. The linear head is a probe: it shows what is in the features as they are.
+(Xiao et al. 2018, in mmsegmentation's layout, which the papers used: thesis 4.3.6, 5.3.3 and 6.3.5.2. Parameter counts
+equal tables 5.3 and 6.12.) Every convolution has no bias and is followed by a norm and ReLU. In training, an auxiliary
+head reads the map at stride 16. The linear head is a probe of the features.
 """
 
 import math
@@ -19,18 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.models.dense.dense import DenseNetwork
+from patchloom.models.dense.dense_network import DenseNetwork
 from patchloom.models.dense.pyramid import STRIDES
 from patchloom.models.registry import build_model
 
 POOLED_SIDES = (1, 2, 3, 6)
-LEARNED_FROM = 2  # the map that the auxiliary head reads: stride 16
+AUXILIARY_MAP = 2  # the input of the auxiliary head: stride 16
 Norm = Literal["batch", "group"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig:
-    """What a segmentation network is made from."""
+    """Options of a segmentation network."""
 
     name: str  # of the backbone
     num_classes: int
@@ -39,12 +39,12 @@ class SegmentationConfig:
     head: Literal["upernet", "linear"] = "upernet"
     channels: int = 512
     auxiliary_channels: int = 256  # 0: no auxiliary head
-    norm: Norm = "batch"  # group: small batches, and any number of processes
-    dropout: float = 0.1  # of whole maps, before the classes are told apart
+    norm: Norm = "batch"  # group: for small batches
+    dropout: float = 0.1  # of whole channels, before the classifier
 
 
 class SegmentationNetwork(DenseNetwork):
-    """Backbone, pyramid, head and, while training, the auxiliary head."""
+    """Backbone, pyramid, head and auxiliary head."""
 
     config: SegmentationConfig
 
@@ -52,7 +52,7 @@ class SegmentationNetwork(DenseNetwork):
         c = config
         backbone = build_model(c.name, **c.backbone)
         linear = c.head == "linear"
-        # A network of one map would be read four times over.
+        # A network with a single map would be read four times.
         strides = STRIDES if not linear or len(backbone.taps()) > 1 else STRIDES[-2:-1]
         super().__init__(backbone, strides, neck=not linear)
         self.config = c
@@ -63,18 +63,18 @@ class SegmentationNetwork(DenseNetwork):
             else UperHead(channels, c.channels, c.num_classes, c.norm, c.dropout)
         )
         self.auxiliary = (
-            AuxiliaryHead(channels[LEARNED_FROM], c.auxiliary_channels, c.num_classes, c.norm, c.dropout)
+            AuxiliaryHead(channels[AUXILIARY_MAP], c.auxiliary_channels, c.num_classes, c.norm, c.dropout)
             if c.auxiliary_channels and not linear
             else None
         )
 
     def forward(self, images: Tensor, *, auxiliary: bool = False) -> Any:
-        """(B, 3, H, W), normalised → logits (B, K, H/4, W/4); with `auxiliary` also those of its head, or None."""
+        """Normalized images (B, 3, H, W) → logits (B, K, H/4, W/4); with `auxiliary`, also the auxiliary logits."""
         maps = self.maps(images)
         logits = self.head(maps)
         if not auxiliary:
             return logits
-        return logits, None if self.auxiliary is None else self.auxiliary(maps[LEARNED_FROM])
+        return logits, None if self.auxiliary is None else self.auxiliary(maps[AUXILIARY_MAP])
 
 
 class ConvNormAct(nn.Sequential):
@@ -89,7 +89,7 @@ class ConvNormAct(nn.Sequential):
 
 
 class UperHead(nn.Module):
-    """Maps of any channels, finest first → logits at the finest."""
+    """UperNet's head: maps with any channels, finest first → logits at the resolution of the first."""
 
     def __init__(
         self, inputs: Sequence[int], channels: int, classes: int, norm: Norm = "batch", dropout: float = 0.1
@@ -105,26 +105,26 @@ class UperHead(nn.Module):
         self.classifier = _classifier(c, classes)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """→ (B, K, h, w) of the first map."""
+        """Maps (B, Cᵢ, hᵢ, wᵢ) → logits (B, K, h₁, w₁)."""
         *finer, last = maps
-        seen = [lateral(each) for lateral, each in zip(self.laterals, finer, strict=True)]
-        seen.append(self.bottleneck(torch.cat([last, *self._pooled(last)], dim=1)))
+        levels = [lateral(each) for lateral, each in zip(self.laterals, finer, strict=True)]  # (B, C, hᵢ, wᵢ)
+        levels.append(self.bottleneck(torch.cat([last, *self._pool_pyramid(last)], dim=1)))
         for i in reversed(range(len(finer))):
-            seen[i] = seen[i] + _resized(seen[i + 1], seen[i])
-        seen[:-1] = [smooth(each) for smooth, each in zip(self.smoothing, seen[:-1], strict=True)]
-        joined = torch.cat([seen[0], *(_resized(each, seen[0]) for each in seen[1:])], dim=1)
+            levels[i] = levels[i] + _resize(levels[i + 1], levels[i])
+        levels[:-1] = [smooth(each) for smooth, each in zip(self.smoothing, levels[:-1], strict=True)]
+        joined = torch.cat([levels[0], *(_resize(each, levels[0]) for each in levels[1:])], dim=1)  # (B, 4C, h₁, w₁)
         return self.classifier(self.dropout(self.joining(joined)))
 
-    def _pooled(self, last: Tensor) -> list[Tensor]:
-        """What all of the coarsest map, its quarters, … show, at every place of it."""
+    def _pool_pyramid(self, last: Tensor) -> list[Tensor]:
+        """Average the coarsest map over grids of 1, 2, 3 and 6 cells per side, and resize to its size."""
         return [
-            _resized(reduce(F.adaptive_avg_pool2d(last, side)), last)
+            _resize(reduce(F.adaptive_avg_pool2d(last, side)), last)
             for side, reduce in zip(POOLED_SIDES, self.pooled, strict=True)
         ]
 
 
 class AuxiliaryHead(nn.Module):
-    """One map → logits at its places: it brings the loss nearer to the backbone, and is left out of answers."""
+    """A head on one map, which brings the loss nearer to the backbone. Not used for inference."""
 
     def __init__(self, inputs: int, channels: int, classes: int, norm: Norm = "batch", dropout: float = 0.1) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class AuxiliaryHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """All maps at stride 4, brought to one scale and joined, through one linear layer."""
+    """All maps, normalized and concatenated at stride 4, through one linear layer."""
 
     def __init__(self, inputs: Sequence[int], classes: int) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class LinearHead(nn.Module):
         self.classifier = _classifier(sum(inputs), classes)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """→ (B, K, h, w) of the first map: between places of a map logits are blended, as features would be."""
-        joined = torch.cat([maps[0], *(_resized(each, maps[0]) for each in maps[1:])], dim=1)
+        """Maps (B, Cᵢ, hᵢ, wᵢ) → logits (B, K, h₁, w₁). Coarser maps are interpolated bilinearly."""
+        joined = torch.cat([maps[0], *(_resize(each, maps[0]) for each in maps[1:])], dim=1)
         return self.classifier(self.norm(joined))
 
 
@@ -159,5 +159,5 @@ def _classifier(inputs: int, classes: int) -> nn.Conv2d:
     return classifier
 
 
-def _resized(maps: Tensor, like: Tensor) -> Tensor:
+def _resize(maps: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(maps, like.shape[2:], mode="bilinear", align_corners=False)

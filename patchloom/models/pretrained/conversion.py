@@ -1,4 +1,4 @@
-"""Networks made of whatever weights a file has; and their weights under the names of those who published them."""
+"""Build networks from weight files, and rename weights for timm, torchvision or the authors' code."""
 
 import os
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.pretrained.names import Publisher, State, named_as, namings
 from patchloom.models.pretrained.published import image_size_of, load_published, read_state, renamed_for
 from patchloom.models.registry import build_model, default_options
-from patchloom.models.torchvision_trunk import last_linear, made
+from patchloom.models.torchvision_trunk import create_classifier, last_linear
 from patchloom_runtime.errors import CheckpointError, UsageError
 
-# What timm calls the networks that it has; the size in a name is that of its weights, and `img_size` changes it.
+# timm's names of the networks. The size in a name is that of its weights; `img_size` changes it.
 TIMM = {
     "resmlp_s12": "resmlp_12_224",
     "resmlp_s24": "resmlp_24_224",
@@ -47,57 +47,60 @@ TIMM = {
     "cait_m36": "cait_m36_384",
     "cait_m48": "cait_m48_448",
 }
-# Options that change no output of a trained network, or that are told on the way.
+# Options that do not affect the outputs of a trained network, or that are passed separately.
 _FREE = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "scale_init", "scale_uniform")
-_SHOWN = 4
+_MOST_LISTED = 4
 
 
 def network_of(name: str, state_dict_or_path: Mapping[str, Any] | str | os.PathLike[str]) -> Network:
-    """The network called `name` with published weights; its image size and number of classes are those of the weights.
+    """Create a network with the image size and number of classes of published weights, and load them.
 
-    Weights without a classifier make a network without one.
+    Weights without a classifier give a network without one.
     """
-    given = read_state(state_dict_or_path)
+    weights = read_state(state_dict_or_path)
     with torch.device("meta"):
-        frame = build_model(name, num_classes=0)
-    state = renamed_for(frame, given)
+        meta_network = build_model(name, num_classes=0)
+    state = renamed_for(meta_network, weights)
     head = state.get("classifier.weight")
     options: dict[str, Any] = {"num_classes": len(head) if head is not None and head.ndim else 0}
     tokens = state.get("attention_pool.token.weight")
     if tokens is not None and tokens.ndim == 3 and tokens.shape[1] > 1:
         options["class_tokens"] = "per_class"
     try:
-        options["image_size"] = image_size_of(frame, state)
+        options["image_size"] = image_size_of(meta_network, state)
         with torch.device("meta"):
             build_model(name, **options)
     except (CheckpointError, UsageError, IndexError):
-        options.pop("image_size", None)  # that of another network: what does not fit is listed below
-    return load_published(build_model(name, **options), given)
+        options.pop("image_size", None)  # weights of another network: load_published lists what does not fit
+    return load_published(build_model(name, **options), weights)
 
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights for somebody else's code."""
+    """Weights with the names of another library."""
 
     state: State
-    use: str  # how the network is made there
-    notes: tuple[str, ...] = ()  # in what it still differs there
+    use: str  # how the network is created there
+    notes: tuple[str, ...] = ()  # remaining differences
 
 
 def converted(network: Network, to: str) -> Converted:
-    """The weights of `network` as "timm", "torchvision" or the "authors" name them; a UsageError where they cannot."""
+    """Return the weights of `network` with the names of "timm", "torchvision" or the "authors".
+
+    Raise UsageError if they have no such network.
+    """
     if network.absorbed:
-        raise UsageError("an absorbed network has no names elsewhere; convert the one it was made of")
+        raise UsageError("an absorbed network has no counterpart elsewhere; convert the network it was made from")
     if isinstance(network, PooledConvNet):
-        return _given_back(network, to)
+        return _convert_third_party(network, to)
     name, publishers = network.config.name, namings(network)
     publisher: Publisher | None = next((each for each in publishers if each == to), None)
     if publisher is None or (publisher == "timm" and name not in TIMM):
         raise UsageError(f"{to} has no {name}; {_elsewhere(name, [each for each in publishers if each != to])}")
-    notes = _checked_options(network, publisher)
+    notes = _check_options(network, publisher)
     state, unknown = named_as(network, publisher)
     if unknown:
-        raise UsageError(f"{_owner(publisher)} {name} has no counterpart of {_some(unknown)}")
+        raise UsageError(f"{_owner(publisher)} {name} does not have {_some(unknown)}")
     if publisher == "authors":
         return Converted(state, f"{name} of its authors", notes)
     options: dict[str, Any] = {"num_classes": network.config.num_classes}
@@ -106,12 +109,12 @@ def converted(network: Network, to: str) -> Converted:
     return Converted(state, _fitting_timm(TIMM[name], options, state), notes)
 
 
-def _checked_options(network: Network, publisher: str) -> tuple[str, ...]:
-    """What is said of options that differ there; a UsageError for those that make another network."""
+def _check_options(network: Network, publisher: str) -> tuple[str, ...]:
+    """Return notes on options that differ slightly. Raise UsageError for options that make another network."""
     own, published = asdict(network.config), default_options(network.config.name)
     differ = [key for key in own if key not in _FREE and own[key] != published[key]]
     notes: tuple[str, ...] = ()
-    if "gelu" in own:  # the authors' is tanh's, timm's the exact one
+    if "gelu" in own:  # the authors use the tanh approximation, timm the exact GELU
         differ = [key for key in differ if key != "gelu"]
         if own["gelu"] != {"authors": "tanh", "timm": "exact"}[publisher]:
             notes = (
@@ -120,13 +123,13 @@ def _checked_options(network: Network, publisher: str) -> tuple[str, ...]:
     if "class_tokens" in differ and publisher == "authors":
         differ.remove("class_tokens")  # the authors' networks called `multi`
     if differ:
-        said = ", ".join(f"{key} {own[key]} (published: {published[key]})" for key in differ[:_SHOWN])
-        raise UsageError(f"{_owner(publisher)} {network.config.name} has no counterpart of this one's options: {said}")
+        listed = ", ".join(f"{key} {own[key]} (published: {published[key]})" for key in differ[:_MOST_LISTED])
+        raise UsageError(f"{_owner(publisher)} {network.config.name} does not support these options: {listed}")
     return notes
 
 
 def _fitting_timm(name: str, options: dict[str, Any], state: State) -> str:
-    """How timm makes the network that takes exactly these weights."""
+    """Return the call that creates timm's network for these weights, after comparing names and shapes."""
     import timm
 
     with torch.device("meta"):
@@ -135,17 +138,17 @@ def _fitting_timm(name: str, options: dict[str, Any], state: State) -> str:
     return f"timm.create_model({name!r}, {', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
-def _compare(theirs: State, state: State, whose: str) -> None:
+def _compare(theirs: State, state: State, network: str) -> None:
     differ = [key for key in {**theirs, **state} if key not in state or key not in theirs]
     differ += [key for key in state if key in theirs and state[key].shape != theirs[key].shape]
     if differ:
-        raise UsageError(f"{whose} of the installed version has other weights: {_some(differ)}")
+        raise UsageError(f"{network} of the installed version has other weights: {_some(differ)}")
 
 
-# Networks that are timm's or torchvision's own ------------------------------------------------------------------------
+# Networks of timm and torchvision -------------------------------------------------------------------------------------
 
 
-def _given_back(network: PooledConvNet, to: str) -> Converted:
+def _convert_third_party(network: PooledConvNet, to: str) -> Converted:
     config = network.config
     library, _, name = config.backbone.rpartition(":")
     library = library or "timm"
@@ -153,8 +156,8 @@ def _given_back(network: PooledConvNet, to: str) -> Converted:
         raise UsageError(f"{to} has no {name} of {library}; convert it with --to {library}")
     if config.pool != "average" or config.projector != "none" or config.head != "linear" or config.small_stem:
         raise UsageError(
-            f"{library}'s {name} has no counterpart of attention pooling, a projector, a classifier of several layers "
-            "or a small stem"
+            f"{library}'s {name} does not support attention pooling, a projector, a classifier with several layers or "
+            "a small stem"
         )
     theirs, head, use = (_as_timm if library == "timm" else _as_torchvision)(name, network)
     state: State = {}
@@ -172,23 +175,23 @@ def _as_timm(name: str, network: PooledConvNet) -> tuple[State, str, str]:
     import timm
 
     with torch.device("meta"):
-        found: Any = timm.create_model(name, num_classes=network.config.num_classes)
-    head = found.pretrained_cfg.get("classifier", "")
-    return dict(found.state_dict()), head, f"timm.create_model({name!r}, num_classes={network.config.num_classes})"
+        theirs: Any = timm.create_model(name, num_classes=network.config.num_classes)
+    head = theirs.pretrained_cfg.get("classifier", "")
+    return dict(theirs.state_dict()), head, f"timm.create_model({name!r}, num_classes={network.config.num_classes})"
 
 
 def _as_torchvision(name: str, network: PooledConvNet) -> tuple[State, str, str]:
     classes = network.config.num_classes
     with torch.device("meta"):
-        found = made(name, network.config.image_size, num_classes=max(classes, 1))
-        head = last_linear(found)
+        theirs = create_classifier(name, network.config.image_size, num_classes=max(classes, 1))
+        head = last_linear(theirs)
         if not classes:
-            found.set_submodule(head, nn.Identity())
-    return dict(found.state_dict()), head, f"torchvision.models.get_model({name!r}, num_classes={classes})"
+            theirs.set_submodule(head, nn.Identity())
+    return dict(theirs.state_dict()), head, f"torchvision.models.get_model({name!r}, num_classes={classes})"
 
 
 def _is_same(tensor: torch.Tensor, theirs: torch.Tensor | None) -> bool:
-    """Whether only ones in the shape differ: a linear classifier that is a convolution there."""
+    """Return whether shapes differ only by ones, as for a linear classifier that is a 1×1 convolution there."""
     return theirs is not None and [n for n in tensor.shape if n != 1] == [n for n in theirs.shape if n != 1]
 
 
@@ -198,8 +201,9 @@ def _owner(publisher: str) -> str:
 
 def _elsewhere(name: str, others: list[Publisher]) -> str:
     known = [each for each in others if each != "timm" or name in TIMM]
-    return f"it can be had as --to {' or '.join(known)}" if known else "nobody else has it"
+    return f"use --to {' or '.join(known)}" if known else "no other library has it"
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,9 +1,12 @@
-"""Published files on this machine: found in the caches of torch.hub and huggingface_hub, or fetched into them.
+"""Download published weights into the caches of torch.hub and huggingface_hub.
 
-Nothing is fetched that was not asked for by name. A plain URL goes to `$TORCH_HOME/hub/checkpoints`, as torch.hub does
-it, by way of a hidden file that a later command goes on with; a repository of the hub goes where huggingface_hub keeps
-it, by that library. `PATCHLOOM_MIRROR` stands before plain URLs (MIRROR/dl.fbaipublicfiles.com/deit/…), `HF_ENDPOINT`
-for the hub; with `HF_HUB_OFFLINE` nothing is asked of any network.
+Repositories of the Hugging Face hub are downloaded by huggingface_hub. Plain URLs go to `$TORCH_HOME/hub/checkpoints`,
+the cache of torch.hub, but are downloaded here: torch.hub neither resumes a transfer, nor locks against other
+processes, nor supports mirrors, nor reports a full disk in one line.
+
+    PATCHLOOM_MIRROR    prefix of plain URLs: MIRROR/dl.fbaipublicfiles.com/deit/…
+    HF_ENDPOINT         address of the hub
+    HF_HUB_OFFLINE      no network access
 """
 
 import errno
@@ -29,78 +32,78 @@ from patchloom_runtime.untrusted import parse_json, read_plain
 
 MIRROR = "PATCHLOOM_MIRROR"
 HUB_FILE = "model.safetensors"
-TIMEOUT_S = 30.0  # without a byte
-ATTEMPTS = 3  # of a transfer that breaks off, where some of it came; each goes on where the last one ended
+TIMEOUT_S = 30.0  # without data
+ATTEMPTS = 3  # for an interrupted transfer that made progress; each resumes where the last one ended
 _CHUNK = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fetch_weights(weights: Weights) -> Path:
-    """The file of published weights: the user's own copy where there is one, else fetched now."""
-    if (here := in_cache(weights)) is not None:
-        return here
+    """Return the file of published weights, downloading it unless it is in a cache."""
+    if (cached := in_cache(weights)) is not None:
+        return cached
     if is_offline():
-        raise ResourceError(f"{weights.name} is not here, and HF_HUB_OFFLINE is set. {by_hand(weights)}")
-    terms = f"licence {weights.licence}" if weights.licence else "its publisher states no licence"
-    said = f"fetching {weights.name}: {weights.hub or weights.url}, about {weights.size}, {terms}"
-    print(said, file=sys.stderr, flush=True)
+        raise ResourceError(f"{weights.name} is not downloaded, and HF_HUB_OFFLINE is set. {manual_download(weights)}")
+    terms = f"license {weights.licence}" if weights.licence else "its publisher states no license"
+    line = f"downloading {weights.name}: {weights.hub or weights.url}, about {weights.size}, {terms}"
+    print(line, file=sys.stderr, flush=True)
     reasons = []
-    for source, fetch in ((weights.hub, _from_hub), (weights.url, _from_url)):
+    for source, download in ((weights.hub, _from_hub), (weights.url, _from_url)):
         if source:
             try:
-                return fetch(weights)
+                return download(weights)
             except _UnreachableError as error:
                 reasons.append(f"{source}: {error}")
-    raise ResourceError(f"{weights.name} cannot be fetched ({'; '.join(reasons)}). {by_hand(weights)}")
+    raise ResourceError(f"{weights.name} cannot be downloaded ({'; '.join(reasons)}). {manual_download(weights)}")
 
 
 def in_cache(weights: Weights) -> Path | None:
-    """The file where torch.hub or huggingface_hub has it; None where neither has."""
+    """Return the file in the cache of torch.hub or huggingface_hub, or None."""
     if weights.url and (path := url_path(weights.url)).is_file():
-        _check_digits(path, weights, "Remove it, and it is fetched anew")
+        _check_digest(path, weights, "Remove it to download it again")
         return path
     if weights.hub:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(weights.hub, HUB_FILE)
-        if isinstance(found, str):
-            return Path(found)
+        cached = try_to_load_from_cache(weights.hub, HUB_FILE)
+        if isinstance(cached, str):
+            return Path(cached)
     return None
 
 
 def is_offline() -> bool:
-    """Whether the user wants no network to be asked, as huggingface_hub reads it."""
+    """Return whether HF_HUB_OFFLINE disables network access, as huggingface_hub reads it."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def url_path(url: str) -> Path:
-    """Where torch.hub keeps the file of a URL."""
+    """Return the path of a URL in the cache of torch.hub."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     home = os.path.expanduser(os.environ.get("TORCH_HOME") or os.path.join(cache, "torch"))
     return Path(home, "hub", "checkpoints", cache_name(url))
 
 
 def cache_name(url: str) -> str:
-    """The name of the file; one that says nothing, as Google's, with the folder it lies in: sam-Mixer-B_16.npz."""
+    """Return the file name of a URL. Google's, which are not unique, include the folder: sam-Mixer-B_16.npz."""
     folder, name = url.split("/")[-2:]
     return name if name.endswith(".pth") else f"{folder}-{name}"
 
 
-def by_hand(weights: Weights) -> str:
-    """What to do where nothing can be fetched: which file to put where."""
+def manual_download(weights: Weights) -> str:
+    """Return a sentence on how to install the file without network access."""
     if weights.url:
-        return f"Fetch {weights.url} elsewhere and put it at {url_path(weights.url)}"
+        return f"Download {weights.url} on another machine and copy it to {url_path(weights.url)}"
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE, f"models--{weights.hub.replace('/', '--')}")
-    return f"Fetch it elsewhere with `hf download {weights.hub} {HUB_FILE}` and copy the folder to {cache}"
+    return f"Run `hf download {weights.hub} {HUB_FILE}` on another machine and copy the folder to {cache}"
 
 
 class _UnreachableError(Exception):
-    """A place that does not give the file; another may."""
+    """A server that does not provide the file; another may."""
 
 
-# From the hub, by its library, which resumes and locks by itself. ---------------------------------------------------
+# From the hub, by huggingface_hub, which resumes and locks itself ---------------------------------------------------
 
 
 def _from_hub(weights: Weights) -> Path:
@@ -110,33 +113,32 @@ def _from_hub(weights: Weights) -> Path:
     _reach(endpoint)
     try:
         with _full_disk(weights):
-            found = hf_hub_download(weights.hub, HUB_FILE, endpoint=endpoint)
+            file = hf_hub_download(weights.hub, HUB_FILE, endpoint=endpoint)
     except PatchloomError:
         raise
-    except Exception as error:  # the library, its client and the system raise kinds of their own
+    except Exception as error:  # the library, its HTTP client and the system raise various types
         raise _UnreachableError(_in_one_line(error)) from error
-    path, blob = Path(found), Path(os.path.realpath(found))
+    path, blob = Path(file), Path(os.path.realpath(file))
     if re.fullmatch("[0-9a-f]{64}", blob.name) and (own := _sha256(blob)) != blob.name:
-        with suppress(OSError):  # the library takes whatever lies there for whole
+        with suppress(OSError):  # the library would consider it complete
             blob.unlink()
         raise CheckpointError(
-            f"{weights.name} came damaged from {weights.hub}: its SHA-256 begins with {own[:8]}, expected "
-            f"{blob.name[:8]}. It was removed; fetch it again."
+            f"{weights.name} from {weights.hub} is damaged: its SHA-256 starts with {own[:8]}, expected "
+            f"{blob.name[:8]}. The file was removed; run the command again."
         )
     return path
 
 
 def _reach(endpoint: str) -> None:
-    """Notice at once where there is no way to the hub: its library tries for half a minute, and says so each time."""
+    """Raise _UnreachableError if there is no connection: the library would retry for half a minute."""
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
-        error.close()  # somebody answers
+        error.close()  # the server answers
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(
-            reason, socket.gaierror | ConnectionError | TimeoutError
-        ):  # certificates are the library's matter
+        # The library handles other errors, such as those of certificates.
+        if isinstance(reason, socket.gaierror | ConnectionError | TimeoutError):
             raise _UnreachableError(_in_one_line(error)) from error
 
 
@@ -145,12 +147,12 @@ def _reach(endpoint: str) -> None:
 
 def _from_url(weights: Weights) -> Path:
     path = url_path(weights.url)
-    with _full_disk(weights), one_at_a_time(path.with_name(f".{path.name}.lock"), f"fetches {weights.name}"):
-        if path.is_file():  # another process has fetched it meanwhile
+    with _full_disk(weights), one_at_a_time(path.with_name(f".{path.name}.lock"), f"downloads {weights.name}"):
+        if path.is_file():  # another process has downloaded it
             return path
         partial = path.with_name(f".{path.name}.partial")
         _transfer(_mirrored(weights.url), partial)
-        _check_digits(partial, weights, "It was not kept", remove=True)
+        _check_digest(partial, weights, "The download was removed", remove=True)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -164,12 +166,12 @@ def _mirrored(url: str) -> str:
     if not mirror:
         return url
     if not mirror.startswith(("http://", "https://")):
-        raise UsageError(f"{MIRROR} is {mirror}, expected an address that begins with http:// or https://")
+        raise UsageError(f"{MIRROR} is {mirror}, expected a URL that starts with http:// or https://")
     return f"{mirror}/{url.partition('://')[2]}"
 
 
 def _transfer(url: str, partial: Path) -> None:
-    """The file of `url` as `partial`, whole; where it breaks off, what has come is kept for the next time."""
+    """Download `url` to `partial`. An interrupted transfer is kept, for the next attempt or command to resume."""
     for attempt in range(ATTEMPTS):
         before = _size(partial)
         try:
@@ -178,40 +180,40 @@ def _transfer(url: str, partial: Path) -> None:
         except urllib.error.HTTPError as error:
             raise _UnreachableError(f"HTTP {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
                 raise
             if attempt == ATTEMPTS - 1 or _size(partial) <= before:
                 raise _UnreachableError(_in_one_line(error)) from error
 
 
 def _append(url: str, partial: Path) -> None:
-    """Go on with `partial` where the server still has the same file, else begin again."""
+    """Resume `partial` if the server still has the same file, else start again."""
     about = partial.with_suffix(".json")
-    known = _state_of(about, url)
-    have = _size(partial) if known else 0
+    version = _state_of(about, url)
+    done = _size(partial) if version else 0
     headers = {"User-Agent": "patchloom", "Accept-Encoding": "identity"}
-    if have:
-        headers |= {"Range": f"bytes={have}-", "If-Range": known}
+    if done:
+        headers |= {"Range": f"bytes={done}-", "If-Range": version}
     try:
         reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code != 416 or not have:
+        if error.code != 416 or not done:
             raise
-        partial.unlink()  # longer than the file there
+        partial.unlink()  # longer than the file on the server
         return _append(url, partial)
     with reply:
-        goes_on = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        have = have if goes_on else 0
+        resumes = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+        done = done if resumes else 0
         length = reply.headers.get("Content-Length")
-        total = have + int(length) if length and length.isdecimal() else None
-        if not goes_on:
+        total = done + int(length) if length and length.isdecimal() else None
+        if not resumes:
             partial.unlink(missing_ok=True)
             mark = reply.headers.get("ETag", "")
             mark = mark if mark and not mark.startswith("W/") else reply.headers.get("Last-Modified", "")
             atomic_write(about, json.dumps({"url": url, "mark": mark}).encode())
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(partial, flags, 0o666), "ab", buffering=0) as file, _bar(total) as progress:
-            done = _copy(reply, file, have, progress)
+            done = _copy(reply, file, done, progress)
     if total is not None and done < total:
         raise http.client.IncompleteRead(b"", total - done)
     return None
@@ -232,17 +234,17 @@ def _copy(reply: Any, file: FileIO, done: int, progress: Callable[[int], None]) 
 
 
 def _state_of(about: Path, url: str) -> str:
-    """By what the server is asked whether its file is still the one that was begun; '' where that is not known."""
+    """Return the ETag or modification time of a partial download, or '' if it is not known."""
     try:
         values = parse_json(read_plain(about, 1 << 16))
     except (OSError, ValueError):
         return ""
-    known = isinstance(values, dict) and values.get("url") == url and isinstance(values.get("mark"), str)
-    return str(values["mark"]) if known else ""
+    is_valid = isinstance(values, dict) and values.get("url") == url and isinstance(values.get("mark"), str)
+    return str(values["mark"]) if is_valid else ""
 
 
-def _check_digits(path: Path, weights: Weights, advice: str, *, remove: bool = False) -> None:
-    """A CheckpointError where a file is not the one whose name carries the first digits of its SHA-256."""
+def _check_digest(path: Path, weights: Weights, advice: str, *, remove: bool = False) -> None:
+    """Raise CheckpointError if the SHA-256 of a file does not start with the digits in its name."""
     if not weights.digits or (own := _sha256(path)).startswith(weights.digits):
         return
     if remove:
@@ -250,7 +252,7 @@ def _check_digits(path: Path, weights: Weights, advice: str, *, remove: bool = F
         path.with_suffix(".json").unlink(missing_ok=True)
     raise CheckpointError(
         f"{path if not remove else _mirrored(weights.url)} is not the published file of {weights.name}: its SHA-256 "
-        f"begins with {own[: len(weights.digits)]}, expected {weights.digits}. {advice}."
+        f"starts with {own[: len(weights.digits)]}, expected {weights.digits}. {advice}."
     )
 
 
@@ -261,7 +263,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _bar(total: int | None) -> Iterator[Callable[[int], None]]:
-    """How far a transfer is, on a terminal."""
+    """Show a progress bar on a terminal. Yields a function that takes the number of bytes done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -281,20 +283,20 @@ def _full_disk(weights: Weights) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             raise ResourceError(
-                f"There is no space left to fetch {weights.name} (about {weights.size}). What has come is kept: free "
-                f"some space and run again. {by_hand(weights)}"
+                f"There is not enough space to download {weights.name} (about {weights.size}). Free some space and run "
+                f"the command again, which resumes the download. {manual_download(weights)}"
             ) from error
         if isinstance(error, urllib.error.URLError) or error.filename is None:
             raise
         raise UsageError(
-            f"{error.filename} cannot be written: {error.strerror}. Set TORCH_HOME to a folder that can."
+            f"{error.filename} cannot be written: {error.strerror}. Set TORCH_HOME to a writable folder."
         ) from error
 
 
 def _in_one_line(error: BaseException) -> str:
     if isinstance(error, http.client.IncompleteRead):
-        return f"it broke off {error.expected or 0:,} bytes before its end; the same command goes on from there"
+        return f"it stopped {error.expected or 0:,} bytes before the end; the same command resumes it"
     reason = getattr(error, "reason", None) or str(error) or type(error).__name__
     return " ".join(str(reason).split())[:300]

@@ -1,9 +1,9 @@
-"""The authors', timm's and Flax's names of every family's weights, and what patchloom calls them, read both ways.
+"""Names of every family's weights in the authors' code, timm and Flax, and in patchloom; used in both directions.
 
-A naming is a list of pairs (their name, patchloom's name). A star stands for one part of a name, the same on both
-sides, in the same order; the first pair that fits counts. What is kept in another shape or order of axes there is a
-`Name` with a `Form`. Whatever is not a renaming of single tensors (class tokens, one classifier per class, sMLPNet's
-numbering over all stages) has a pair of functions at the end.
+A naming is a list of pairs (their name, patchloom's name). A star stands for one component of a name and matches in
+order on both sides. The first matching pair is used. A tensor with another shape or order of axes is a `Name` with a
+`Form`. Conversions that are not renamings of single tensors (class tokens, one classifier per class, sMLPNet's block
+numbers) have pairs of functions at the end.
 """
 
 import re
@@ -27,14 +27,14 @@ Publisher = Literal["authors", "timm"]
 
 
 class Form(NamedTuple):
-    """How a tensor is kept there: from theirs to patchloom's and back."""
+    """Conversion between their form of a tensor and patchloom's."""
 
-    inward: Callable[[Tensor], Tensor]
+    inward: Callable[[Tensor], Tensor]  # to patchloom
     outward: Callable[[Tensor], Tensor]
 
 
 class Name(NamedTuple):
-    """Their name of a tensor that has another form there."""
+    """Their name of a tensor that has another form."""
 
     text: str
     form: Form
@@ -43,7 +43,7 @@ class Name(NamedTuple):
 Pair = tuple[str | Name, str]
 
 _AS_IT_IS = Form(lambda tensor: tensor, lambda tensor: tensor)
-# (out, in) as a convolution of 1×1; biases stay.
+# (out, in) as a 1×1 convolution; biases are unchanged.
 _CONVOLUTION = Form(
     lambda tensor: tensor.flatten(1) if tensor.ndim == 4 else tensor,
     lambda tensor: tensor[:, :, None, None] if tensor.ndim == 2 else tensor,
@@ -58,12 +58,12 @@ _IMAGE_KERNEL = Form(
 
 
 def _under(prefix: str, ours: str, pairs: Iterable[Pair]) -> list[Pair]:
-    """The pairs of a block, whose names begin with `prefix` there and `ours` here."""
-    found: list[Pair] = []
+    """Return the pairs with `prefix` before their names and `ours` before patchloom's."""
+    result: list[Pair] = []
     for theirs, own in pairs:
         name = f"{prefix}{theirs.text if isinstance(theirs, Name) else theirs}"
-        found.append((Name(name, theirs.form) if isinstance(theirs, Name) else name, f"{ours}{own}"))
-    return found
+        result.append((Name(name, theirs.form) if isinstance(theirs, Name) else name, f"{ours}{own}"))
+    return result
 
 
 _ENDS: list[Pair] = [
@@ -82,7 +82,7 @@ _TALKING: list[Pair] = [("attn.proj_l.*", "tokens.mix.before.*"), ("attn.proj_w.
 _CLASS_BLOCK: list[Pair] = [
     (theirs, re.sub(r"^tokens\.", "attend.", ours)) for theirs, ours in [*_NORMS, *_GAMMAS, *_ATTENTION]
 ]
-# Two branches side by side: the second is numbered by one more 1.
+# Two parallel branches: the names of the second have one more 1.
 _PARALLEL: list[Pair] = [
     pair
     for first, second, ours in (
@@ -102,7 +102,7 @@ _RESMLP_AUTHORS: list[Pair] = [
         ("norm1.beta", "tokens.norm.bias"),
         ("norm2.alpha", "channels.norm.weight"),
         ("norm2.beta", "channels.norm.bias"),
-        *_NORMS,  # of networks with LayerNorm
+        *_NORMS,  # for networks with LayerNorm
         *_GAMMAS,
         ("attn.*", "tokens.mix.*"),
         ("mlp.*.*", "channels.mix.*.*"),
@@ -189,7 +189,7 @@ _PATCHCONVNET: list[Pair] = [
     *_under("blocks_token_only.0.", "attention_pool.block.", _CLASS_BLOCK),
     *_ENDS,
 ]  # fmt: skip
-_SMLPNET: list[Pair] = [  # block 7 of all stages is `stages.7` here: see `_numbered`
+_SMLPNET: list[Pair] = [  # blocks are numbered over all stages, see `_numbered`
     ("to_patch_embedding.0.0.weight", "stem.weight"),
     *((f"to_patch_embedding.{i + 1}.0.weight", f"merges.{i}.weight") for i in range(8)),
     ("token_mix.*.0.conv_merge.BN.*", "stages.*.tokens.mix.0.norm.*"),
@@ -216,33 +216,32 @@ _NAMINGS: dict[type[Network], dict[Publisher, list[Pair]]] = {
 
 
 def namings(model: Network) -> Mapping[Publisher, list[Pair]]:
-    """Who publishes networks of this kind, and how they name the weights."""
+    """Return the namings of a network by publisher."""
     if isinstance(model, ViT) and model.config.parallel > 1:
         return {"authors": _VIT_PARALLEL}
-    return next((found for family, found in _NAMINGS.items() if isinstance(model, family)), {})
+    return next((naming for family, naming in _NAMINGS.items() if isinstance(model, family)), {})
 
 
 def renamed(model: Network, state: State) -> State:
-    """`state` under patchloom's names and shapes; keys nobody knows keep theirs and are reported later."""
+    """Return `state` with patchloom's names and shapes. Unknown keys are kept, for the caller to report."""
     pairs = [(_text(theirs), ours, _form(theirs)) for naming in namings(model).values() for theirs, ours in naming]
     out: State = {}
     for key, tensor in _joined(model, state).items():
-        found = _translated(key, pairs)
-        out[found[0] if found else key] = found[1].inward(tensor) if found else tensor
+        match = _translated(key, pairs)
+        out[match[0] if match else key] = match[1].inward(tensor) if match else tensor
     out = _numbered(model, out)
     expected = model.state_dict()
     return {key: _shaped(tensor, expected.get(key)) for key, tensor in out.items()}
 
 
 def named_as(model: Network, publisher: Publisher) -> tuple[State, list[str]]:
-    """The weights of `model` under their names and in their shapes, and those of its own names that they have not."""
+    """Return the weights of `model` with their names and shapes, and the names that they do not have."""
     pairs = [(ours, _text(theirs), _form(theirs)) for theirs, ours in namings(model).get(publisher, [])]
     out: State = {}
     unknown = []
     for key, tensor in _counted(model, dict(model.state_dict())).items():
-        found = _translated(key, pairs)
-        if found:
-            out[found[0]] = found[1].outward(tensor.detach())
+        if match := _translated(key, pairs):
+            out[match[0]] = match[1].outward(tensor.detach())
         elif key in _SPLIT:
             out[key] = tensor.detach()
         else:
@@ -272,7 +271,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
-    """1×1 convolutions as matrices, (1, 1, C) as (C): the same numbers in the shape asked for."""
+    """Reshape if shapes differ only by ones: 1×1 convolutions to matrices, (1, 1, C) to (C)."""
     if expected is None or tensor.shape == expected.shape:
         return tensor
     without_ones = [n for n in tensor.shape if n != 1]
@@ -280,20 +279,18 @@ def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
     return tensor.reshape(expected.shape) if same else tensor
 
 
-# What is not a renaming of single tensors -----------------------------------------------------------------------------
+# Conversions that are not renamings of single tensors -----------------------------------------------------------------
 
-_SPLIT = (
-    "class_tokens.weight",
-)  # a vision transformer's class token and the token of distillation, one after the other
+_SPLIT = ("class_tokens.weight",)  # class and distillation token of a vision transformer
 _TOKENS = ("cls_token", "dist_token")
 
 
 def _joined(model: Network, state: State) -> State:
-    """Their state with tensors that are several there and one here."""
+    """Concatenate tensors that are several there and one here."""
     state = dict(state)
     if isinstance(model, ViT) and (tokens := [state.pop(key) for key in _TOKENS if key in state]):
         state["class_tokens.weight"] = torch.cat(tokens, dim=1)
-    if isinstance(model, PatchConvNet):  # a classifier of one output per class
+    if isinstance(model, PatchConvNet):  # one classifier per class
         for kind in ("weight", "bias"):
             rows = [state.pop(key) for k in range(len(state)) if (key := f"head.{k}.{kind}") in state]
             state |= {f"classifier.{kind}": torch.cat(rows)} if rows else {}
@@ -301,7 +298,7 @@ def _joined(model: Network, state: State) -> State:
 
 
 def _separated(model: Network, state: State) -> State:
-    """The reverse."""
+    """Split what `_joined` concatenates."""
     if "class_tokens.weight" in state:
         tokens = state.pop("class_tokens.weight").split(1, dim=1)
         state = dict(zip(_TOKENS, tokens, strict=False)) | state
@@ -313,13 +310,13 @@ def _separated(model: Network, state: State) -> State:
 
 
 def _places(model: Network) -> list[str]:
-    """sMLPNet's blocks of all stages, one after the other."""
+    """Return "stage.block" of all blocks of sMLPNet, in order."""
     depths = model.config.depths if isinstance(model, SMLPNet) else ()
     return [f"{stage}.{i}" for stage, depth in enumerate(depths) for i in range(depth)]
 
 
 def _numbered(model: Network, state: State) -> State:
-    """`stages.N.…` with N over all stages, as the authors count, becomes `stages.STAGE.BLOCK.…`; back: `_counted`."""
+    """Rename `stages.N.…`, numbered over all stages by the authors, to `stages.STAGE.BLOCK.…`. Reverse: `_counted`."""
     if not (places := _places(model)):
         return state
     out: State = {}
@@ -338,7 +335,7 @@ def _counted(model: Network, state: State) -> State:
     return {prefix.sub(lambda match: number[match[0]], key): tensor for key, tensor in state.items()}
 
 
-# A key that only one family's checkpoints have, to say what a foreign one is.
+# Keys that occur in the checkpoints of one family only, to name the family of a checkpoint that does not fit.
 TELLTALE = [
     (r"token_mix\.0\..*|to_patch_embedding\..*", "sMLPNet"),
     (r".*\.qkv_pos\..*", "PatchConvNet"),

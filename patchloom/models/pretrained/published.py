@@ -1,7 +1,7 @@
-"""Reading published weights: the authors', timm's and Flax's names for every family become patchloom's.
+"""Load published weights with the names of the authors, timm or Flax into patchloom's networks.
 
-A checkpoint must fit exactly: a key that is unknown, missing or of another shape is an error that lists it, and the
-network is left as it was. Another number of classes or another resolution is handled when asked for.
+A checkpoint must fit exactly: unknown and missing keys and other shapes raise an error that lists them, and the network
+is not changed. Another number of classes or another resolution is handled on request.
 """
 
 import dataclasses
@@ -29,14 +29,17 @@ def load_published(
     new_head: bool = False,
     adapt_resolution: bool = False,
 ) -> Network:
-    """Load published weights into `model`, in place; returns it.
+    """Load published weights into `model`, in place. Returns the model.
 
-    `new_head` keeps the model's own classifier where the checkpoint's has another number of classes or none, and gives
-    a model with more class tokens, such as one per class, the checkpoint's for each;
-    `adapt_resolution` resamples weights made for another image size to the model's (see `Network.at_resolution`).
+    Args:
+        model: A network from `create_model`.
+        state_dict_or_path: Tensors by name, or a .safetensors, .pth or .npz file.
+        new_head: Keep the model's own classifier if the checkpoint has none or another number of classes. Each class
+            token of a model with one per class gets the class token of the checkpoint.
+        adapt_resolution: Resample weights for another image size to that of the model (`Network.at_resolution`).
     """
     if not isinstance(model, Network) or model.absorbed:
-        raise UsageError("load_published takes a network from create_model that is not absorbed")
+        raise UsageError("load_published takes a network from create_model, not an absorbed copy")
     state = read_state(state_dict_or_path)
     state = renamed_for(model, state)
     if new_head:
@@ -55,7 +58,7 @@ def load_published(
 
 
 def renamed_for(model: Network, state: State) -> State:
-    """The same state under the names of `model`; a CheckpointError where its tensors cannot be put together so."""
+    """Return `state` with the names of `model`. Raise CheckpointError if its tensors cannot be concatenated."""
     try:
         return renamed(model, state)
     except RuntimeError as error:
@@ -67,25 +70,25 @@ def renamed_for(model: Network, state: State) -> State:
 
 
 def read_state(source: Mapping[str, Any] | str | os.PathLike[str]) -> State:
-    """The tensors of a file, or of what was read of one, without the containers they were saved in."""
-    return _unwrapped(source if isinstance(source, Mapping) else read_weights_file(Path(source)))
+    """Return the tensors of a file or a checkpoint, without the containers they were saved in."""
+    return _unwrap(source if isinstance(source, Mapping) else read_weights_file(Path(source)))
 
 
-def _unwrapped(state: Mapping[str, Any]) -> State:
-    """The tensors inside the containers that training scripts save, without wrappers' prefixes."""
+def _unwrap(state: Mapping[str, Any]) -> State:
+    """Return the tensors inside the containers of training scripts, without the prefixes of wrappers."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"the checkpoint is a {type(state).__name__}, expected named tensors")
     for key in ("model", "state_dict", "teacher"):
         inner = state.get(key)
         if isinstance(inner, Mapping):
-            return _unwrapped(inner)
+            return _unwrap(inner)
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     for prefix in ("module.", "_orig_mod.", "backbone."):
         if any(key.startswith(prefix) for key in tensors):
             tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
     if not tensors:
         raise CheckpointError(
-            f"the checkpoint holds no tensors; its entries are {', '.join(list(state)[:8]) or 'none'}"
+            f"the checkpoint contains no tensors; its entries are {', '.join(list(state)[:8]) or 'none'}"
         )
     return tensors
 
@@ -94,7 +97,7 @@ def _unwrapped(state: Mapping[str, Any]) -> State:
 
 
 def _with_own_head(model: Network, state: State) -> State:
-    """`state` with the model's own classifiers and projector where the checkpoint's are absent or of another shape."""
+    """Return `state` with the model's classifiers and projector if the checkpoint's are absent or of another shape."""
     own = model.state_dict()
     for names, known in (
         (tuple(model.classifiers()), ("classifier", "distillation_classifier")),
@@ -109,7 +112,7 @@ def _with_own_head(model: Network, state: State) -> State:
 
 
 def _with_as_many_tokens(model: Network, state: State) -> State:
-    """`state` with as many class tokens as the model has: of another number, their mean for each (thesis 5.2.1)."""
+    """Return `state` with as many class tokens as the model: their mean if the number differs (thesis 5.2.1)."""
     for name, module in model.named_modules():
         key = f"{name}.weight"
         if not isinstance(module, LearnedTokens) or key not in state:
@@ -134,8 +137,8 @@ def _load_strictly(model: Network, state: State) -> None:
 def _misfit(model: Network, state: State, unknown: list[str], missing: list[str], wrong: dict[str, Any]) -> str:
     parts = []
     if wrong:
-        shown = [f"{key} is {given}, expected {expected}" for key, (given, expected) in wrong.items()]
-        parts.append(f"{len(wrong)} of another shape ({_some(shown)})")
+        shapes = [f"{key} is {actual}, expected {expected}" for key, (actual, expected) in wrong.items()]
+        parts.append(f"{len(wrong)} of another shape ({_some(shapes)})")
     if missing:
         parts.append(f"{len(missing)} missing ({_some(missing)})")
     if unknown:
@@ -166,7 +169,7 @@ def _some(items: list[str], limit: int = 4) -> str:
 
 
 def image_size_of(model: Network, state: State) -> tuple[int, int]:
-    """The image size a checkpoint was made for, read off the first weight that has one entry a position."""
+    """Return the image size of a checkpoint, from the first weight with one entry per position."""
     for name, module in model.named_modules():
         if not isinstance(module, Resampled) or name.endswith((".before", ".after")):
             continue
@@ -175,11 +178,11 @@ def image_size_of(model: Network, state: State) -> tuple[int, int]:
         if key not in state:
             continue
         positions = state[key].shape[axis] // getattr(module, "groups", 1) - getattr(module, "extra", 0)
-        return _scaled(model, module.grid, positions)
+        return _size_for(model, module.grid, positions)
     return model.config.image_size
 
 
-def _scaled(model: Network, grid: tuple[int, ...], positions: int) -> tuple[int, int]:
+def _size_for(model: Network, grid: tuple[int, ...], positions: int) -> tuple[int, int]:
     height, width = model.config.image_size
     if positions == math.prod(grid):
         return height, width
@@ -187,7 +190,7 @@ def _scaled(model: Network, grid: tuple[int, ...], positions: int) -> tuple[int,
     side = math.isqrt(positions) if len(grid) == 2 else positions
     if len(grid) == 2 and side * side != positions:
         raise CheckpointError(
-            f"the checkpoint has {positions} positions, not those of a square image; "
-            "create the network at the size it was made for and use at_resolution"
+            f"the checkpoint has {positions} positions, which is not a square image; "
+            "create the network at its size and use at_resolution"
         )
     return side * patch, side * patch

@@ -1,12 +1,12 @@
-"""The published weights by name, `NETWORK:TAG`: where they lie, what they were trained on, how they see images.
+"""The published weights by name, `NETWORK:TAG`: location, training data, preprocessing and accuracy.
 
-Known here without torch. A tag says in this order: another publisher than the authors (`miil`), what the weights
-were trained on (`in1k`, `in21k`; `in21k_ft_in1k` fine-tuned; `dino` ImageNet-1k without labels), what is special
-(`dist` distilled into one head, `sam` the optimiser, `multi` a class token per class, `p8` patches of 8 pixels), and
-the image size where it is not 224.
+This module does not import torch. A tag consists of, in this order: the publisher if not the authors (`miil`), the
+training data (`in1k`, `in21k`; `in21k_ft_in1k` fine-tuned; `dino` ImageNet-1k without labels), a variation (`dist`
+distilled into one head, `sam` the optimizer, `multi` one class token per class, `p8` patches of 8 pixels), and the
+image size if it is not 224.
 Sources: the READMEs of facebookresearch/deit and microsoft/SPACH, the folders of gs://mixer_models, timm's
-`pretrained_cfg` (`tests/models/test_weights_table.py` compares every row that timm has), and the papers. Where timm's
-crop differs from the authors', the authors' stands here: their top-1 was measured with it. What nobody states is empty.
+`pretrained_cfg` (`tests/models/test_weights_table.py` compares every row that timm has), and the papers. If timm's crop
+differs from the authors', this is the authors', with which their top-1 was measured. Unknown values are empty.
 """
 
 import re
@@ -29,11 +29,11 @@ TUNED = f"{IN21K}, fine-tuned on {IN1K}"
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """One set of published weights; `hub` and `url` hold the same numbers, in timm's and in the authors' layout."""
+    """One set of published weights. `hub` and `url` have the same numbers, in timm's and in the authors' layout."""
 
     variant: str
     tag: str
-    hub: str = ""  # repository of the Hugging Face hub that has a model.safetensors
+    hub: str = ""  # repository of the Hugging Face hub with a model.safetensors
     url: str = ""
     trained_on: str = IN1K
     classes: int = 1000  # 0: a network without classifier
@@ -42,65 +42,65 @@ class Weights:
     std: tuple[float, ...]
     crop_ratio: float
     interpolation: str = "bicubic"
-    top1: float | None = None  # on ImageNet-1k's val, as its authors print it
-    knn: float | None = None  # the same by nearest neighbours, of a network without classifier
-    licence: str = "Apache-2.0"  # "": its publisher states none
-    counted: int = 0  # parameters, where another number than the catalogue's
-    options: dict[str, Any] = field(default_factory=dict)  # of the network, where not those of its variant
+    top1: float | None = None  # on ImageNet-1k val, as published
+    knn: float | None = None  # k-NN top-1, for a network without classifier
+    licence: str = "Apache-2.0"  # "": not stated
+    counted: int = 0  # parameters, if the number differs from the catalog's
+    options: dict[str, Any] = field(default_factory=dict)  # that differ from those of the variant
 
     @property
     def name(self) -> str:
-        """As a user writes it."""
+        """Name for users, such as resmlp_s12:in1k."""
         return f"{self.variant}:{self.tag}"
 
     @property
     def parameters(self) -> int:
-        """Of the network with these weights."""
+        """Parameters of the network with these weights."""
         return self.counted or CATALOG[self.variant].parameters
 
     @property
     def size(self) -> str:
-        """Roughly what a file of it takes: four bytes per parameter."""
+        """Approximate file size: four bytes per parameter."""
         megabytes = 4 * self.parameters / 1e6
         return f"{megabytes / 1e3:.1f} GB" if megabytes >= 1e3 else f"{megabytes:.0f} MB"
 
     @property
     def digits(self) -> str:
-        """The first digits of the SHA-256 of the file at `url`, where its name carries them, as torch.hub reads it."""
-        found = re.search(r"-([0-9a-f]{8,})\.[a-z]+$", self.url)
-        return found[1] if found else ""
+        """First digits of the SHA-256 of the file at `url`, from its name as in torch.hub, or ''."""
+        match = re.search(r"-([0-9a-f]{8,})\.[a-z]+$", self.url)
+        return match[1] if match else ""
 
     @property
     def score(self) -> str:
-        """The published number in words."""
+        """Published accuracy as text."""
         if self.knn is not None:
             return f"{self.knn:.1f} (k-NN)"
         return "" if self.top1 is None else f"{self.top1:.1f}"
 
 
 def _resmlp(variant: str, timm: str, file: str, plain: float | None, distilled: float) -> list[Weights]:
-    shown: dict[str, Any] = {"variant": variant, "crop_ratio": 0.9, **_IMAGENET}
+    shared: dict[str, Any] = {"variant": variant, "crop_ratio": 0.9, **_IMAGENET}
     hub = f"timm/resmlp_{timm}_224.fb_"
     return [
-        Weights(tag="in1k", hub=f"{hub}in1k", url=f"{_DEIT}{file}_no_dist.pth", top1=plain, **shown),
-        Weights(tag="in1k_dist", hub=f"{hub}distilled_in1k", url=f"{_DEIT}{file}_dist.pth", top1=distilled, **shown),
+        Weights(tag="in1k", hub=f"{hub}in1k", url=f"{_DEIT}{file}_no_dist.pth", top1=plain, **shared),
+        Weights(tag="in1k_dist", hub=f"{hub}distilled_in1k", url=f"{_DEIT}{file}_dist.pth", top1=distilled, **shared),
     ]
 
 
 def _resmlp_dino(variant: str, timm: str, knn: float, counted: int) -> Weights:
-    shown: dict[str, Any] = {"crop_ratio": 0.9, "classes": 0, "knn": knn, "counted": counted, **_IMAGENET}
+    shared: dict[str, Any] = {"crop_ratio": 0.9, "classes": 0, "knn": knn, "counted": counted, **_IMAGENET}
     hub, url = f"timm/resmlp_{timm}_224.fb_dino", f"{_DEIT}resmlp_{timm}_dino.pth"
-    return Weights(variant=variant, tag="dino", hub=hub, url=url, **shown)
+    return Weights(variant=variant, tag="dino", hub=hub, url=url, **shared)
 
 
 def _mixer(variant: str, letter: str, top1: float, counted: int) -> list[Weights]:
-    """Google's two; timm calls the first goog_in21k_ft_in1k, its folder and its accuracy say ImageNet-1k."""
-    shown: dict[str, Any] = {"variant": variant, "crop_ratio": 0.875, **_HALVES}
+    """Return Google's two. timm names the first goog_in21k_ft_in1k, but its folder and accuracy say ImageNet-1k."""
+    shared: dict[str, Any] = {"variant": variant, "crop_ratio": 0.875, **_HALVES}
     hub, file = f"timm/mixer_{letter.lower()}16_224.goog_in21k", f"Mixer-{letter}_16.npz"
     pretrained: dict[str, Any] = {"trained_on": IN21K, "classes": 21843, "counted": counted}
     return [
-        Weights(tag="in1k", hub=f"{hub}_ft_in1k", url=f"{_MIXER}imagenet1k/{file}", top1=top1, **shown),
-        Weights(tag="in21k", hub=hub, url=f"{_MIXER}imagenet21k/{file}", **pretrained, **shown),
+        Weights(tag="in1k", hub=f"{hub}_ft_in1k", url=f"{_MIXER}imagenet1k/{file}", top1=top1, **shared),
+        Weights(tag="in21k", hub=hub, url=f"{_MIXER}imagenet21k/{file}", **pretrained, **shared),
     ]
 
 
@@ -109,14 +109,14 @@ def _mixer_sam(variant: str, file: str) -> Weights:
 
 
 def _mixer_miil(tag: str, **more: Any) -> Weights:
-    """Alibaba's, trained with timm's network, which has the exact GELU."""
+    """Return Alibaba's weights, trained with timm's network, which has the exact GELU."""
     hub, options = f"timm/mixer_b16_224.{tag}", {"gelu": "exact"}
     return Weights(variant="mixer_b16", tag=tag, hub=hub, crop_ratio=0.875, options=options, **_AS_IT_IS, **more)
 
 
 def _smlpnet(variant: str, file: str, top1: float) -> Weights:
-    shown: dict[str, Any] = {"crop_ratio": 0.875, **_IMAGENET}
-    return Weights(variant=variant, tag="in1k", url=f"{_SPACH}{file}.pth", top1=top1, licence="", **shown)
+    shared: dict[str, Any] = {"crop_ratio": 0.875, **_IMAGENET}
+    return Weights(variant=variant, tag="in1k", url=f"{_SPACH}{file}.pth", top1=top1, licence="", **shared)
 
 
 def _deit(variant: str, timm: str, digits: str, top1: float, size: int = 224, counted: int = 0) -> Weights:
@@ -135,7 +135,7 @@ def _deit(variant: str, timm: str, digits: str, top1: float, size: int = 224, co
 
 
 def _dino(variant: str, letters: str, patch: int, knn: float | None, counted: int) -> Weights:
-    """DINO's vision transformers, which are DeiT's without a classifier."""
+    """Return the weights of DINO's vision transformers: DeiT's without a classifier."""
     timm = {"deitsmall": "small", "vitbase": "base"}[letters]
     return Weights(
         variant=variant,
@@ -153,14 +153,20 @@ def _dino(variant: str, letters: str, patch: int, knn: float | None, counted: in
 
 def _deit3(variant: str, letters: str, scores: tuple[float, float], size: int = 224, counted: int = 0) -> list[Weights]:
     patch = 14 if letters == "huge" else 16
-    shown: dict[str, Any] = {"variant": variant, "image_size": size, "crop_ratio": 1.0, "counted": counted, **_IMAGENET}
+    shared: dict[str, Any] = {
+        "variant": variant,
+        "image_size": size,
+        "crop_ratio": 1.0,
+        "counted": counted,
+        **_IMAGENET,
+    }
     hub, url = f"timm/deit3_{letters}_patch{patch}_{size}.fb_", f"{_DEIT}deit_3_{letters}_{size}_"
     at = "" if size == IMAGE_SIZE else f"_{size}"
     tuned = f"{url}21k_v1.pth" if letters == "huge" else f"{url}21k.pth"
     return [
-        Weights(tag=f"in1k{at}", hub=f"{hub}in1k", url=f"{url}1k.pth", top1=scores[0], **shown),
+        Weights(tag=f"in1k{at}", hub=f"{hub}in1k", url=f"{url}1k.pth", top1=scores[0], **shared),
         Weights(
-            tag=f"in21k_ft_in1k{at}", hub=f"{hub}in22k_ft_in1k", url=tuned, trained_on=TUNED, top1=scores[1], **shown
+            tag=f"in21k_ft_in1k{at}", hub=f"{hub}in22k_ft_in1k", url=tuned, trained_on=TUNED, top1=scores[1], **shared
         ),
     ]
 
@@ -183,13 +189,13 @@ def _patchconvnet(variant: str, file: str, top1: float, size: int = 224, **more:
     tag = more.pop("tag", "in1k" if file.endswith("1k") and not file.endswith("21k") else "in21k_ft_in1k")
     trained_on = TUNED if tag.startswith("in21k") else IN1K
     at = "" if size == IMAGE_SIZE else f"_{size}"
-    shown: dict[str, Any] = {"crop_ratio": 1.0, "image_size": size, "trained_on": trained_on, **_IMAGENET}
-    return Weights(variant=variant, tag=f"{tag}{at}", url=f"{_DEIT}{file}.pth", top1=top1, **shown, **more)
+    shared: dict[str, Any] = {"crop_ratio": 1.0, "image_size": size, "trained_on": trained_on, **_IMAGENET}
+    return Weights(variant=variant, tag=f"{tag}{at}", url=f"{_DEIT}{file}.pth", top1=top1, **shared, **more)
 
 
 _PER_CLASS: dict[str, Any] = {"options": {"class_tokens": "per_class"}, "counted": 25_614_712}
 
-# In the order of the catalogue.
+# In the order of the catalog.
 WEIGHTS: tuple[Weights, ...] = (
     *_resmlp("resmlp_s12", "12", "resmlp_12", 76.6, 77.8),
     _resmlp_dino("resmlp_s12", "12", 62.6, 14_965_872),
@@ -262,23 +268,23 @@ WEIGHTS: tuple[Weights, ...] = (
 
 
 def published(variant: str) -> list[Weights]:
-    """What is published for a network, the first the plainest."""
+    """Return the published weights of a network, the most basic first."""
     return [weights for weights in WEIGHTS if weights.variant == variant]
 
 
 def is_published_name(source: str) -> bool:
-    """Whether a user names published weights: NETWORK:TAG, of a network that there is."""
+    """Return whether `source` is NETWORK:TAG of a known network."""
     variant, colon, _ = source.partition(":")
     return bool(colon) and variant in CATALOG
 
 
 def is_tag(text: str) -> bool:
-    """Whether it is a tag of some network, such as in1k."""
+    """Return whether `text` is the tag of some weights, such as in1k."""
     return any(weights.tag == text for weights in WEIGHTS)
 
 
 def weights_named(name: str) -> Weights:
-    """The published weights called NETWORK:TAG; a UsageError lists those there are."""
+    """Return the weights NETWORK:TAG. Raise UsageError with the available ones if there are none."""
     variant, _, tag = name.partition(":")
     if variant not in CATALOG:
         raise unknown_network(variant)
@@ -286,17 +292,18 @@ def weights_named(name: str) -> Weights:
     if not known:
         others = sorted({w.variant for w in WEIGHTS if w.variant.split("_")[0] == variant.split("_")[0]})
         raise UsageError(
-            f"nobody has published weights of {variant}; those of its family: {', '.join(others) or 'none'}"
+            f"there are no published weights of {variant}; networks of its family that have some: "
+            f"{', '.join(others) or 'none'}"
         )
     if tag not in known:
-        given = f"{variant} has no published weights {tag!r}." if tag else f"which weights of {variant}?"
-        raise UsageError(f"{given} There are {', '.join(w.name for w in known.values())}")
+        problem = f"{variant} has no published weights {tag!r}." if tag else f"which weights of {variant}?"
+        raise UsageError(f"{problem} There are {', '.join(w.name for w in known.values())}")
     return known[tag]
 
 
 def unknown_network(name: str) -> UsageError:
-    """What is said of a name that no network has."""
+    """Return the error for an unknown network name."""
     return UsageError(
-        f"no network is called {name!r}.{nearest(name, list(CATALOG))} `patchloom models` lists all of them; "
+        f"there is no network {name!r}.{nearest(name, list(CATALOG))} `patchloom models` lists all of them; "
         "`patchloom train --model timm:NAME` trains timm's networks"
     )

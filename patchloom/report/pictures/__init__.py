@@ -1,1 +1,1 @@
-"""Pictures of networks and of what they do with images."""
+"""Pictures of networks and of their predictions on images."""

@@ -130,8 +130,9 @@ def _cosine_chart(subject: PictureSubject) -> Markup:
 
 
 def _tsne_chart(subject: PictureSubject) -> Markup:
-    predicted = subject.every.probabilities.argmax(axis=1).tolist()
-    labels = predicted if subject.labels is None else subject.labels
+    labels = subject.labels
+    if labels is None:  # a network without a classifier has no probabilities, and always gets labels
+        labels = subject.every.probabilities.argmax(axis=1).tolist()
     return embedding_chart(tsne(subject.every.vectors), labels, subject.class_names)
 
 

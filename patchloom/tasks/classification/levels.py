@@ -6,7 +6,6 @@ coarse-to-fine at levels finer than its own, and fine-to-coarse at coarser ones.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,14 +19,11 @@ from patchloom.data.splits import level_of
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
-from patchloom.inference.classifier import load
+from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluations import EvaluationSettings, embed_on
 from patchloom.runs.run_metadata import recorded_reading
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
-
-if TYPE_CHECKING:
-    from patchloom.inference.classifier import Classifier
 
 # Names of measures end in these, so a level of the same name would be ambiguous.
 TAKEN = (FINEST, "all", "softmax", "oracle", "conditioned", "queries", "top1", "top5")
@@ -137,7 +133,7 @@ def open_leveled(
     return LevelData(splits, replace(splits.classes, levels=levels), (*notes, *_missing(splits)))
 
 
-def trained_level(classifier: "Classifier", classes: ClassTable) -> str | None:
+def trained_level(classifier: Classifier, classes: ClassTable) -> str | None:
     """Return the level whose classes the network was trained with: '' for the finest, None for none of these.
 
     Levels are compared by their class names, since the level of the training may have another name here.
@@ -148,7 +144,7 @@ def trained_level(classifier: "Classifier", classes: ClassTable) -> str | None:
 
 
 def _evaluate_run(
-    classifier: "Classifier",
+    classifier: Classifier,
     leveled: LevelData,
     settings: EvaluationSettings,
     halves: bool,
@@ -176,7 +172,7 @@ def _evaluate_run(
     return LevelEvaluation(None if level is None else level or FINEST, k, values)
 
 
-def _posterior(classifier: "Classifier", images: Embeddings, classes: ClassTable, level: str) -> Tensor:
+def _posterior(classifier: Classifier, images: Embeddings, classes: ClassTable, level: str) -> Tensor:
     """Return the probabilities of the level's classes, (N, K); 0 for a class that the network does not have."""
     assert images.logits is not None
     place = {label: i for i, label in enumerate(classifier.labels)}

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from markupsafe import Markup
 from torch import Tensor
 
 from patchloom.data.datasets import LabeledImages
@@ -25,9 +26,6 @@ from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BITS = (8, 6, 5, 4, 3, 2)
@@ -108,7 +106,7 @@ class Pruning:
             rows.append([label, *scores, *(_range_text(cells[step, letter].zeros_of(letter)) for letter in zeros)])
         return columns, rows
 
-    def chart(self, kind: str) -> "Markup":
+    def chart(self, kind: str) -> Markup:
         """Draw top-1 by 'share' or 'bits' as lines."""
         start = 0.0 if kind == "share" else float(max((p.bits or 0 for p in self.points), default=8))
         lines = []

@@ -1,4 +1,4 @@
-"""Pictures with objects, as a detector is measured on them."""
+"""Images with objects, for training and evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from patchloom_runtime.errors import DataError, UsageError
 def open_objects(
     folder: Path | None, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
 ) -> tuple[LabeledImages, list[str]]:
-    """A split of data, objects numbered by a run's classes; and notes."""
+    """Open a split whose objects are numbered by a model's classes, and return it with notes."""
     if split not in (None, "train", "val", "test"):
         raise UsageError(f"--split is {split!r}, expected train, val or test")
     if folder is not None:
@@ -25,26 +25,25 @@ def open_objects(
     assert isinstance(images, LabeledImages)
     if not images.images.object_names:
         raise DataError(f"{splits.name}: no boxes to compare with")
-    if folder is None:  # an artifact, which keeps no level: that of its classes
+    if folder is None:  # an artifact does not record its level: use that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
     else:
         level = found.level if (found := read_run_metadata(folder)) else None
-    told = telling(images, tuple(classes), level)
+    numbered = number_objects(images, tuple(classes), level)
     unknown = [
-        name for name, number in zip(images.images.object_names, told.categories or (), strict=False) if number < 0
+        name for name, number in zip(images.images.object_names, numbered.categories or (), strict=False) if number < 0
     ]
     if len(unknown) == len(images.images.object_names):
         raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
     notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
-    return told, notes
+    return numbered, notes
 
 
-def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> LabeledImages:
-    """The same pictures with objects numbered by `classes`."""
+def number_objects(images: ImageSet, classes: tuple[str, ...], level: str | None) -> LabeledImages:
+    """Return the images with objects numbered by `classes`."""
     assert isinstance(images, LabeledImages)
-    pictures = images
     coarse: dict[str, str] = {}
-    if level is not None and level in pictures.classes.levels:
-        names, numbers = pictures.classes.levels[level]
-        coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
-    return pictures.with_object_names(classes, coarse)
+    if level is not None and level in images.classes.levels:
+        names, numbers = images.classes.levels[level]
+        coarse = {fine: names[number] for fine, number in zip(images.classes.names, numbers, strict=True)}
+    return images.with_object_names(classes, coarse)

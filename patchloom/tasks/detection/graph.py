@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.exporters.graph import FromPixels, GraphPart
-from patchloom.models.absorb import absorb
 from patchloom.models.dense.detector import Detector
+from patchloom.models.network import absorb
 from patchloom_runtime.artifacts.detector import CANVAS_STEP, MASKS, REGIONS
 from patchloom_runtime.artifacts.metadata import LEVELS
 

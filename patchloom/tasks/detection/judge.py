@@ -1,4 +1,4 @@
-"""What judges a detector while it is trained: average precision on val, each process a part of its pictures."""
+"""Evaluation of a detector during training: average precision on val."""
 
 import time as clock
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ TIMED = 8  # images of the pass that is timed
 
 
 class DetectionJudge(Judge):
-    """Average precision of boxes and, where they are learned, of masks; that of boxes says what is best."""
+    """Evaluates the average precision of boxes and masks; that of boxes selects the best weights."""
 
     metric = "ap"
 
@@ -38,20 +38,20 @@ class DetectionJudge(Judge):
 
     @property
     def broken(self) -> dict[int, str]:
-        """Pictures that could not be read and do not count, and why."""
+        """Return the images that could not be read, with the reason."""
         return {row: why for loader in self._loaders.values() for row, why in loader.broken.items()}
 
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
-        """Of what all processes find, each in a part of the pictures."""
+        """Evaluate with all processes, each a part of the images."""
         world = self._processes.world
-        return self._judged(model, together=world > 1 and len(self._val) >= world)
+        return self._evaluate(model, together=world > 1 and len(self._val) >= world)
 
     def report(self, model: nn.Module) -> ValDetections:
-        """By this process alone."""
-        return self._judged(model, together=False)
+        """Evaluate in this process alone."""
+        return self._evaluate(model, together=False)
 
     def seconds(self, run: Run) -> tuple[float, float]:
-        """Of one evaluation, from a few images; and nothing before it."""
+        """Estimate the seconds per evaluation from a few images."""
         network: Any = unwrap(run.model)
         few = LabeledImages(self._val.images, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
         loader = Loader(few, self._view, batch_size=len(few), shuffle=False, skip_broken=True)
@@ -64,11 +64,11 @@ class DetectionJudge(Judge):
         networks = 2 if run.average or run.averaged is not None else 1
         return networks * len(self._val) * (clock.perf_counter() - begun) / len(few), 0.0
 
-    def _judged(self, model: nn.Module, *, together: bool) -> ValDetections:
+    def _evaluate(self, model: nn.Module, *, together: bool) -> ValDetections:
         network: Any = unwrap(model)
         own: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
         for index, size, found in find_objects(network, self._batches(together)):
-            if index not in own:  # a picture in place of one that cannot be read is there already
+            if index not in own:  # a substitute for an unreadable image is there already
                 own[index] = self._truth(index, size), found, size
         joined = own
         if together:

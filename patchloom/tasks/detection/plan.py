@@ -13,7 +13,7 @@ from patchloom.recipes.choices import Choice
 from patchloom.recipes.detection import automatic
 from patchloom.recipes.parts import DetectPart, fields_of
 from patchloom.recipes.schema import Recipe
-from patchloom.tasks.detection.data import telling
+from patchloom.tasks.detection.data import number_objects
 from patchloom.tasks.images.networks import make_backbone
 from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve_fields
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
@@ -37,7 +37,7 @@ class DetectionPlan(ImagePlan):
 
     def objects(self, split: str) -> LabeledImages:
         """Return a split whose objects are numbered by the classes of the plan."""
-        return telling(getattr(self.splits, split), self.class_names, self.settings.level)
+        return number_objects(getattr(self.splits, split), self.class_names, self.settings.level)
 
     def evaluation_view(self) -> CanvasView:
         """Return the transform of evaluation."""

@@ -1,7 +1,7 @@
-"""What a run that finds objects has in its folder beside what all have: the network of its config, and `val.json`.
+"""The files of a detection run: its network, and `val.json`, the true and the detected objects of val.
 
-`val.json` holds what there was to find in the pictures of val and what was found, boxes as COCO writes them and masks
-as its run lengths: all numbers and curves follow from it, without the pictures.
+Boxes are in COCO's form and masks in its run-length encoding. All metrics and curves can be computed from this file
+without the images.
 """
 
 import json
@@ -29,7 +29,7 @@ _BOX = {"bbox": list[float], "category": int, "segmentation?": dict}
 
 @dataclass(frozen=True)
 class ValDetections:
-    """What was found in val, and the name and size (height, width) of each picture; its numbers by iterating."""
+    """Detections in val, and the name and size (height, width) of each image; iterating gives the metrics."""
 
     report: DetectionReport
     names: tuple[str, ...]
@@ -40,27 +40,25 @@ class ValDetections:
 
 
 def load_detector(folder: Path) -> tuple[Detector, RunFiles]:
-    """The trained network of a run's folder, in eval mode, and what belongs to it."""
+    """Load the trained network of a run folder, in eval mode, and its files."""
     files = read_run_files(folder)
     network = load_trained(folder, lambda: create_detector(files.network, **files.options), files.options)
     network.backbone.pixel_mean, network.backbone.pixel_std = files.preprocessing.mean, files.preprocessing.std
     return network, files
 
 
-def keep_val(folder: Path, kept: ValDetections) -> None:
+def write_val(folder: Path, val: ValDetections) -> None:
     """Write `val.json`."""
     images = [
         {"key": key, "size": list(size), "objects": _objects(truth, size), "found": _found(found, size)}
-        for key, size, truth, found in zip(
-            kept.names, kept.sizes, kept.report.truths, kept.report.detections, strict=True
-        )
+        for key, size, truth, found in zip(val.names, val.sizes, val.report.truths, val.report.detections, strict=True)
     ]
-    told = {"classes": list(kept.report.classes), "images": images}
+    told = {"classes": list(val.report.classes), "images": images}
     write_checked(folder, {VAL: (json.dumps(told) + "\n").encode()})
 
 
 def read_val(folder: Path) -> ValDetections | None:
-    """What `keep_val` wrote; None where there is none."""
+    """Read `val.json`; None if there is none."""
     path = folder / VAL
     if not os.path.lexists(path):
         return None
@@ -79,7 +77,7 @@ def read_val(folder: Path) -> ValDetections | None:
 
 
 def coco_box(box: Sequence[float]) -> list[float]:
-    """x, y, width, height."""
+    """Return x, y, width, height of a box of corners."""
     x0, y0, x1, y1 = (round(float(value), 3) for value in box)
     return [x0, y0, round(x1 - x0, 3), round(y1 - y0, 3)]
 

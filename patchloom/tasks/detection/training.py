@@ -10,7 +10,7 @@ from patchloom.objectives.objective import Ingredients, Objective, make_objectiv
 from patchloom.runs.config import Preprocessing
 from patchloom.tasks.detection.judge import DetectionJudge
 from patchloom.tasks.detection.plan import DetectionPlanner, detector_of
-from patchloom.tasks.detection.run_files import ValDetections, keep_val
+from patchloom.tasks.detection.run_files import ValDetections, write_val
 from patchloom.tasks.images.training import ImageTraining, initialize_backbone, write_image_files
 
 
@@ -64,4 +64,4 @@ class DetectionTraining(ImageTraining):
 
     def write_val(self, plan: Any, report: ValDetections) -> None:
         """Write `val.json`: the true and the detected objects."""
-        keep_val(plan.folder, report)
+        write_val(plan.folder, report)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from patchloom.engine.distribution import Processes
 from patchloom.models.network import Network
 from patchloom.tasks.embedding.clusters import clustered, keep_clusters
-from patchloom.tasks.images.judges import NeighbourJudge
+from patchloom.tasks.images.judges import NeighborJudge
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.images.training import WholeImageTraining
 
@@ -19,9 +19,9 @@ class EmbeddingTraining(WholeImageTraining):
             return plan
         return replace(plan, clustered=clustered(plan, processes))
 
-    def judge(self, plan: ImagePlan, processes: Processes) -> NeighbourJudge | None:
+    def judge(self, plan: ImagePlan, processes: Processes) -> NeighborJudge | None:
         labeled = all(bool((images.labels >= 0).any()) for images in (plan.splits.train, plan.splits.val))
-        return NeighbourJudge(plan, processes) if labeled else None
+        return NeighborJudge(plan, processes) if labeled else None
 
     def write_files(self, plan: ImagePlan, network: Network) -> None:
         super().write_files(plan, network)

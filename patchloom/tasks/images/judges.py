@@ -1,4 +1,4 @@
-"""What judges a network on images while it is trained: its decisions about val, or its neighbours in train."""
+"""Evaluation during training: the predictions for val, or the nearest neighbors of val in train."""
 
 import time as clock
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
 
-READ_IMAGES = 8  # whose reading and pass are timed
+READ_IMAGES = 8  # that are timed
 
 
 class ImageJudge(Judge):
-    """A judge of images; a split is decoded once."""
+    """Base class of the judges of whole images; each split is decoded once."""
 
     def __init__(self, plan: ImagePlan, processes: Processes) -> None:
         self._plan, self._processes = plan, processes
@@ -41,21 +41,21 @@ class ImageJudge(Judge):
 
     @property
     def broken(self) -> dict[tuple[str, int], str]:
-        """Split and row of the pictures that could not be read and do not count, and why."""
+        """Return split and row of the images that could not be read, with the reason."""
         return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}
 
     def images(self) -> list[ImageSet]:
-        """What the network sees in one evaluation."""
+        """Return the datasets of one evaluation."""
         return [self._plan.splits.val]
 
     def network(self, model: nn.Module) -> Network:
-        """The network as it is evaluated."""
+        """Return the network for the image size of evaluation."""
         network: Any = unwrap(model)
         return network.for_images_of(self.image_size) if isinstance(network, Network) else network
 
     @torch.no_grad()
     def seconds(self, run: Run) -> tuple[float, float]:
-        """Of one evaluation of all the networks that are evaluated, and of reading its images where that is once."""
+        """Estimate the seconds per evaluation, and those of reading its images if they stay in memory."""
         network: nn.Module = self.network(unwrap(run.model)).eval()
         device, size = run.processes.device, self.image_size
         images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
@@ -67,14 +67,14 @@ class ImageJudge(Judge):
             run.processes.synchronize()
         per_image = (clock.perf_counter() - begun) / READ_IMAGES
         networks = 2 if run.average or run.averaged is not None else 1
-        looked_at = self.images()
-        reading_s = sum(_reading_s(images) * len(images) for images in looked_at) / cores()
-        kept = all(fits_in_memory(len(images), (size, size)) for images in looked_at)
-        forward_s = sum(map(len, looked_at)) * per_image * networks
+        datasets = self.images()
+        reading_s = sum(_reading_s(images) * len(images) for images in datasets) / cores()
+        kept = all(fits_in_memory(len(images), (size, size)) for images in datasets)
+        forward_s = sum(map(len, datasets)) * per_image * networks
         return (forward_s, reading_s) if kept else (forward_s + reading_s * networks, 0.0)
 
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
-        """As `report`, which every process makes of what all of them saw a part of."""
+        """Evaluate with all processes, each a part of the images, if there are enough images."""
         self._together = self._processes.world > 1 and all(map(self._is_shared, self.images()))
         try:
             return self.report(model)
@@ -82,11 +82,11 @@ class ImageJudge(Judge):
             self._together = False
 
     def _is_shared(self, images: ImageSet) -> bool:
-        """Whether every process gets one of them."""
+        """Return whether every process gets at least one image."""
         return min(len(images), self.batch_size) >= self._processes.world
 
     def _batches(self, split: Literal["train", "val"]) -> Any:
-        """The images of a split, or this process's part of them."""
+        """Return batches of a split, or of this process's part of it."""
         plan, key = self._plan, f"{split}, shared" if self._together else split
         if key not in self._loaders:
             self._loaders[key] = make_evaluation_loader(
@@ -104,7 +104,7 @@ class ImageJudge(Judge):
         return self._loaders[key].epoch(0)
 
     def _joined(self, rows: Tensor) -> Tensor:
-        """(n, …) of this process → those of all, below one another; rows of −1 fill them up to one length."""
+        """Concatenate the rows (n, …) of all processes; rows of −1 pad them to one length."""
         if not self._together:
             return rows
         most = max(self._processes.gather(len(rows)))
@@ -122,13 +122,12 @@ def _reading_s(images: ImageSet) -> float:
 
 
 class ClassJudge(ImageJudge):
-    """Top-1 and the rest on the val split."""
+    """Evaluates predictions for val; top-1 selects the best weights."""
 
     metric = "top1"
     tie_breaker = "loss"
 
     def report(self, model: nn.Module) -> ClassificationReport:
-        """Its decisions."""
         network = self.network(model)
         return evaluate(
             network,
@@ -140,8 +139,8 @@ class ClassJudge(ImageJudge):
         )
 
 
-class NeighbourJudge(ImageJudge):
-    """How often the nearest images of train tell the class of one of val: labels judge, they do not teach."""
+class NeighborJudge(ImageJudge):
+    """Evaluates how often the nearest training images have the class of a val image."""
 
     def __init__(self, plan: ImagePlan, processes: Processes) -> None:
         super().__init__(plan, processes)
@@ -149,11 +148,9 @@ class NeighbourJudge(ImageJudge):
         self.metric = f"knn{self._k}_top1"
 
     def images(self) -> list[ImageSet]:
-        """Both splits."""
         return [self._plan.splits.train, self._plan.splits.val]
 
     def report(self, model: nn.Module) -> NeighborReport:
-        """Its neighbours."""
         network = self.network(model)
         train, val = self._embedded(network, "train"), self._embedded(network, "val")
         return knn(train, val, classes=len(self._plan.splits.classes), k=[self._k])
@@ -162,7 +159,7 @@ class NeighbourJudge(ImageJudge):
     def _embedded(self, network: Network, split: Literal["train", "val"]) -> Embeddings:
         own = embed(network, self._batches(split)).projected(network)
         index = self._joined(own.index)
-        # In the order of the set, each once, without what only fills up.
+        # Sorted by index, each image once, without padding.
         places = np.unique(index.cpu().numpy(), return_index=True)[1]
         whole = Embeddings(self._joined(own.vectors), self._joined(own.labels), index).rows(places)
         return whole.rows(torch.nonzero(whole.index >= 0)[:, 0])

@@ -1,4 +1,4 @@
-"""The networks of image tasks: as the recipe names them, started from other weights; and teachers."""
+"""The networks of image tasks, their initial weights and their teachers."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from patchloom_runtime.errors import UsageError
 
 
 def make_network(recipe: Recipe, classes: int) -> Network:
-    """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's network."""
+    """Build the recipe's network for a number of classes, with random weights; 'timm:NAME' is a network of timm."""
     method = method_of(recipe.objective.method)
     name, options = network_options(recipe)
     if method.projector != "none":
@@ -30,7 +30,7 @@ def make_network(recipe: Recipe, classes: int) -> Network:
 
 
 def make_backbone(recipe: Recipe) -> Network:
-    """The recipe's network without a classifier, with random weights, as tasks put it under heads of their own."""
+    """Build the recipe's network without a classifier, with random weights, for tasks with their own heads."""
     name, options = network_options(recipe)
     network = build_model(name, num_classes=0, image_size=recipe.model.image_size, **options)
     network.gradient_checkpointing = recipe.model.gradient_checkpointing
@@ -38,7 +38,7 @@ def make_backbone(recipe: Recipe) -> Network:
 
 
 def network_options(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """Name and options of the recipe's network, as `create_model` takes them."""
+    """Return the name and options of the recipe's network for `create_model`."""
     part = recipe.model
     name, options = part.name, dict(part.options)
     if is_third_party(name):
@@ -51,9 +51,10 @@ def network_options(recipe: Recipe) -> tuple[str, dict[str, Any]]:
 
 
 def initialize(network: Network, init: str, *, keep_head: bool = True) -> None:
-    """Start from the weights of a run or of a published file.
+    """Load the weights of a run or of a published file.
 
-    Without `keep_head`, and for another number of classes, the head stays fresh; another resolution is resampled.
+    The head keeps its random weights without `keep_head` or for another number of classes. Weights of another
+    resolution are resampled.
     """
     source: Any = init
     if folder := find_run(init):
@@ -68,7 +69,7 @@ def initialize(network: Network, init: str, *, keep_head: bool = True) -> None:
 
 @torch.no_grad()
 def fix_scales(network: Network, run: str) -> None:
-    """Give every branch the weight that it has in `run`, for good: the control of thesis 3.5.3."""
+    """Give every branch the fixed LayerScale that it has in `run`: the control experiment of thesis 3.5.3."""
     trained, _ = load_backbone(run_folder(run))
     theirs = {name: branch.scale for name, branch in trained.named_modules() if isinstance(branch, Branch)}
     for name, branch in network.named_modules():
@@ -78,39 +79,41 @@ def fix_scales(network: Network, run: str) -> None:
         if branch.scale is None or scale is None or scale.shape != branch.scale.shape:
             raise UsageError(
                 f"model.scales_from {run} is a {trained.config.name} without the LayerScale of this network's {name}; "
-                "give a run of the same depth and width, trained with LayerScale"
+                "pass a run of the same depth and width, trained with LayerScale"
             )
         branch.scale.copy_(scale)
         branch.scale.requires_grad_(False)
 
 
 def make_teacher(spec: str, splits: Splits) -> Teacher | Mixture:
-    """One teacher, or the mixture of several that commas separate."""
+    """Load one teacher, or a mixture of several that are separated by commas."""
     teachers = [_one_teacher(each, splits) for each in teacher_names(spec)]
     return teachers[0] if len(teachers) == 1 else Mixture(teachers)
 
 
 def teacher_names(spec: str) -> list[str]:
-    """Those that commas separate; a run or file may have commas in its name."""
+    """Split a list of teachers at its commas; an existing path may contain commas."""
     if Path(spec).exists():
         return [spec]
     return [name for each in spec.split(",") if (name := each.strip())]
 
 
 def _one_teacher(spec: str, splits: Splits) -> Teacher:
-    """A run or published weights, or any name `load_teacher` knows; its classes are compared with the data's."""
+    """Load a run, published weights or a name that `load_teacher` knows, and match its classes with the data's."""
     names = splits.classes.names
     if is_third_party(spec) or not (folder := find_run(spec)):
         return load_teacher(spec, len(names), names)
     network, files = load_network(folder)
     if not files.decides:
-        raise UsageError(f"The teacher {spec} names no classes, so it cannot teach any. Give one with a classifier.")
-    shown = files.preprocessing
+        raise UsageError(
+            f"The teacher {spec} has no classifier, so it cannot teach classes. Pass one with a classifier."
+        )
+    preprocessing = files.preprocessing
     teacher = Teacher(
         network,
-        mean=shown.mean,
-        std=shown.std,
-        image_size=shown.image_size,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        image_size=preprocessing.image_size,
         any_resolution=network.any_resolution,
         num_classes=len(files.labels),
         classes=files.labels_as(names),

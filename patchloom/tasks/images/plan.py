@@ -112,7 +112,7 @@ class ImagePlan(Plan):
             *([f"left out   {name_unreadable(self.unreadable)}; {listed}"] if self.unreadable else []),
             *(f"           note: {note}" for note in self.notes),
             f"model      {r.model.name} at {r.model.image_size} px{self._cost_text()}",
-            *([f"init       {self.start.told(r, s.classes.names)}"] if self.start else _published_start(self)),
+            *([f"init       {self.start.text(r, s.classes.names)}"] if self.start else _published_start(self)),
         ]
 
     def _targets_text(self) -> str:

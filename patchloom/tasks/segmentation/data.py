@@ -1,4 +1,4 @@
-"""Pictures with the class of every pixel, as a segmentation run is measured on them."""
+"""Images with masks, for evaluation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from patchloom_runtime.errors import UsageError
 def open_masks(
     data: str, split: str | None, folder: Path | None = None, reading: Reading = AS_IT_IS
 ) -> tuple[LabeledImages, list[str]]:
-    """The pictures of a split, val by default or what a run on these data held out, with their masks."""
+    """Open a split with masks and return it with notes; by default val, or the images held out in training."""
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
     recipe = read_recipe(folder) if folder else None

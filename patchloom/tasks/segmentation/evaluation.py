@@ -1,4 +1,4 @@
-"""`patchloom evaluate` of segmentation runs: their numbers on data, or what they answered about val, compared."""
+"""`patchloom evaluate` of segmentation runs: on data or by their val predictions, and compared with each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.exported import open_exported_segmenter
-from patchloom.tasks.segmentation.judge import PixelSet, judged
+from patchloom.tasks.segmentation.judge import PixelSet, evaluate_pixels
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
 from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmenter
 from patchloom.tasks.task import Scores
@@ -25,18 +25,18 @@ MODES = ("whole", "slide")
 
 @dataclass(frozen=True)
 class SegmentationComparison:
-    """Two runs on the same images."""
+    """Comparison of two runs on the same images."""
 
     first: str
     second: str
-    difference: float  # of mIoU, first less second, in points
+    difference: float  # in mIoU points, first − second
     interval: tuple[float, float]
-    p: float  # how often images drawn anew would show the opposite, or no difference, twice
-    images_better: int  # of the first
+    p: float  # two-sided, by bootstrap over images
+    images_better: int  # images on which the first run is better
     images_worse: int
 
     def in_words(self) -> str:
-        """For a person."""
+        """Return the comparison as one line."""
         low, high = self.interval
         return (
             f"{self.first} − {self.second}: {self.difference:+.2f} points of mIoU ({low:+.2f} … {high:+.2f}, 95 %), "
@@ -54,14 +54,14 @@ def evaluate_runs(
     mode: str | None = None,
     reading: Reading = AS_IT_IS,
 ) -> Scores:
-    """One row per run; runs on the same images are compared image by image."""
+    """Evaluate runs, one row per run, and compare those with the same images image by image."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"--mode is {mode!r}, expected {' or '.join(MODES)}")
     if data is None and (split or multi_scale or mode):
-        given = "--split" if split else "--multi-scale" if multi_scale else "--mode"
+        option = "--split" if split else "--multi-scale" if multi_scale else "--mode"
         first = next(iter(runs.values()))
-        raise UsageError(f"{given} needs images: patchloom evaluate {first} DATA {given}")
-    found: dict[str, ValSegmentation] = {}
+        raise UsageError(f"{option} needs images: patchloom evaluate {first} DATA {option}")
+    results: dict[str, ValSegmentation] = {}
     notes: list[str] = []
     for name, folder in runs.items():
         if data is None:
@@ -69,7 +69,7 @@ def evaluate_runs(
                 raise UsageError(
                     f"{folder} is an artifact and keeps no val predictions: patchloom evaluate {folder} DATA"
                 )
-            found[name] = read_segmented(folder)
+            results[name] = read_segmented(folder)
             continue
         if is_artifact(folder):
             if multi_scale or mode:
@@ -81,47 +81,49 @@ def evaluate_runs(
             segmenter = load_segmenter(folder, device=device, multi_scale=multi_scale)
         if mode is not None:
             segmenter.maps.how = replace(segmenter.maps.how, mode=mode)  # type: ignore[arg-type]
-        found[name], said = evaluate_on(segmenter, folder, data, split, reading)
-        notes += said
+        results[name], more = evaluate_on(segmenter, folder, data, split, reading)
+        notes += more
     compared = [
-        compare(one, found[one].report, other, found[other].report)
-        for one, other in combinations(found, 2)
-        if found[one].fingerprint == found[other].fingerprint and _alike(found[one].report, found[other].report)
+        compare(one, results[one].report, other, results[other].report)
+        for one, other in combinations(results, 2)
+        if results[one].fingerprint == results[other].fingerprint and _alike(results[one].report, results[other].report)
     ]
-    if len(found) > 1 and not compared:
-        notes.append("the runs were judged on different images, or for different classes: they are not compared")
-    return _scores({name: kept.report for name, kept in found.items()}, compared, list(dict.fromkeys(notes)))
+    if len(results) > 1 and not compared:
+        notes.append("the runs have different images or classes, so they are not compared")
+    return _scores({name: result.report for name, result in results.items()}, compared, list(dict.fromkeys(notes)))
 
 
 def evaluate_on(
     segmenter: Segmenter, folder: Path, data: str, split: str | None = None, reading: Reading = AS_IT_IS
 ) -> tuple[ValSegmentation, list[str]]:
-    """A model on a split of data whose classes are matched to the model's by name."""
-    pictures, notes = open_masks(data, split, None if is_artifact(folder) else folder, reading)
-    own, known = pictures.classes.names, {name: i for i, name in enumerate(segmenter.labels)}
+    """Evaluate a model on a split; the classes of the data are matched with the model's by name."""
+    images, notes = open_masks(data, split, None if is_artifact(folder) else folder, reading)
+    own, known = images.classes.names, {name: i for i, name in enumerate(segmenter.labels)}
     numbers = np.array([known.get(name, -1) for name in own], np.int64)
     if not (numbers >= 0).any():
         raise DataError(f"{data}: none of its classes is one of the model's: {', '.join(own[:5])}")
-    if strangers := [name for name in own if name not in known]:
-        shown = ", ".join(map(repr, strangers[:5]))
-        notes.append(f"{len(strangers)} classes that the model does not know do not count: {shown}")
-    pixels = PixelSet(pictures)
-    ignored = pictures.layers["mask"].outside
+    if unknown := [name for name in own if name not in known]:
+        first = ", ".join(map(repr, unknown[:5]))
+        notes.append(f"{len(unknown)} classes that the model does not know do not count: {first}")
+    pixels = PixelSet(images)
+    ignored = images.layers["mask"].outside
     with scan_bar(what="evaluating") as progress:
-        found = judged(segmenter.maps, pixels, segmenter.labels, ignored=ignored, numbers=numbers, progress=progress)
-    if not len(found.index):
+        report = evaluate_pixels(
+            segmenter.maps, pixels, segmenter.labels, ignored=ignored, numbers=numbers, progress=progress
+        )
+    if not len(report.index):
         raise DataError(
-            f"{data}: no picture with a mask can be read; the first: {next(iter(pixels.broken.values()), '')}"
+            f"{data}: no image with a mask can be read; the first: {next(iter(pixels.broken.values()), '')}"
         )
     if pixels.broken:
         notes.append(
-            f"{len(pixels.broken)} pictures cannot be read and do not count: {next(iter(pixels.broken.values()))}"
+            f"{len(pixels.broken)} images cannot be read and do not count: {next(iter(pixels.broken.values()))}"
         )
-    return ValSegmentation(found, fingerprint(pictures)), notes
+    return ValSegmentation(report, fingerprint(images)), notes
 
 
 def compare(first: str, a: SegmentationReport, second: str, b: SegmentationReport) -> SegmentationComparison:
-    """By images drawn anew, the same for both."""
+    """Compare two reports by a bootstrap over their images."""
     differences = a.resampled_miou() - b.resampled_miou()
     share = min(float((differences <= 0).mean()), float((differences >= 0).mean()))
     low, high = np.quantile(differences, [0.025, 0.975])
@@ -147,17 +149,17 @@ def _scores(
     columns = ["run", "#mIoU", "95 %", "#pixels right", "#mean class", "#boundary IoU", "#images"]
     rows, values = [], {}
     for name, report in reports.items():
-        (low, high), told = report.miou_interval(), dict(report)
-        border = f"{told['boundary_iou']:.2f}" if "boundary_iou" in told else "–"
+        (low, high), metrics = report.miou_interval(), dict(report)
+        border = f"{metrics['boundary_iou']:.2f}" if "boundary_iou" in metrics else "–"
         rows.append(
             (
-                name, f"{told['miou']:.2f}", f"{low:.1f} … {high:.1f}", f"{told['pixel_accuracy']:.2f}",
-                f"{told['mean_class_accuracy']:.2f}", border, f"{len(report.index):,}",
+                name, f"{metrics['miou']:.2f}", f"{low:.1f} … {high:.1f}", f"{metrics['pixel_accuracy']:.2f}",
+                f"{metrics['mean_class_accuracy']:.2f}", border, f"{len(report.index):,}",
             )
         )  # fmt: skip
         intervals = report.class_intervals()
         values[name] = {
-            **told,
+            **metrics,
             "interval": [low, high],
             "images": len(report.index),
             "classes": {
@@ -173,12 +175,12 @@ def _scores(
 
 
 def _class_lines(reports: Mapping[str, SegmentationReport]) -> str:
-    """IoU of every class, worst first, a line per run."""
+    """Return the IoU of every class, worst first, one line per run."""
     lines = []
     for name, report in reports.items():
         order = sorted(range(len(report.classes)), key=lambda k: np.nan_to_num(report.iou[k], nan=np.inf))
-        told = (f"{report.classes[k]} {report.iou[k]:.1f}" for k in order if not np.isnan(report.iou[k]))
-        lines.append(f"IoU of {name}: {', '.join(told)}")
+        texts = (f"{report.classes[k]} {report.iou[k]:.1f}" for k in order if not np.isnan(report.iou[k]))
+        lines.append(f"IoU of {name}: {', '.join(texts)}")
     return "\n".join(lines)
 
 

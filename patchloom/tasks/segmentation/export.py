@@ -95,7 +95,7 @@ class SegmenterSubject(ExportSubject):
 
         def center(row: int) -> Any:
             sample = images.sample(row)
-            scaled = self._classifier.shown_size((sample.image.height, sample.image.width))
+            scaled = self._classifier.view_size((sample.image.height, sample.image.width))
             view = Geometry((0, 0, *sample.image.size), scaled, window, middle_start(scaled, window))
             mask = view.apply_mask(sample.layers[MASK].numbers, outside)
             truth = labeled(torch.from_numpy(mask.astype(np.int64))[None], len(numbers), outside)[0].numpy()

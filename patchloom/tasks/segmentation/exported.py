@@ -43,7 +43,7 @@ class GraphMaps:
         pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
         return torch.from_numpy(np.stack([self._artifact.numbers(Image.fromarray(image)) for image in pixels]))
 
-    def pictures_at_once(self, size: tuple[int, int]) -> int:
+    def images_at_once(self, size: tuple[int, int]) -> int:
         """Return 1: the graph batches the windows of one image."""
         del size
         return 1

@@ -1,4 +1,4 @@
-"""What judges a segmentation network: its answers about every labelled pixel of a set, at the pictures' own sizes."""
+"""Evaluation of a segmentation network on every labeled pixel, at the sizes of the images."""
 
 import time as clock
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +22,14 @@ from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSett
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
 
-KEPT_BYTES = 2 << 30  # of pictures and masks that stay decoded between evaluations
+CACHE_BYTES = 2 << 30  # of images and masks that stay decoded between evaluations
 READ_AHEAD = 32
-TIMED_IMAGES = 8  # whose reading and pass are timed, to plan a run into a time
+TIMED_IMAGES = 8  # that are timed for --time
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """One picture and its mask, as they are in their files."""
+    """One image and its mask, as they are in their files."""
 
     row: int
     picture: np.ndarray  # (H, W, 3) uint8
@@ -37,35 +37,35 @@ class Pixels:
 
 
 class PixelSet:
-    """A set that is read in its order, once where it fits in memory; what cannot be read is named and left out."""
+    """A dataset that is read in order, and only once if it fits in memory; unreadable samples are in `broken`."""
 
     def __init__(self, images: ImageSet, rows: Sequence[int] | None = None) -> None:
         self.images = images
         self.rows = list(range(len(images)) if rows is None else rows)
         self.broken: dict[int, str] = {}
-        self._kept: list[Pixels] = []
+        self._cached: list[Pixels] = []
         self._done = False
 
     def __iter__(self) -> Iterator[Pixels]:
         if self._done:
-            yield from self._kept
+            yield from self._cached
             return
-        kept: list[Pixels] = []
+        cached: list[Pixels] = []
         taken, keeps = 0, True
         for pixels in self._read():
             taken += pixels.picture.nbytes + pixels.mask.nbytes
-            keeps = keeps and taken <= KEPT_BYTES
+            keeps = keeps and taken <= CACHE_BYTES
             if keeps:
-                kept.append(pixels)
+                cached.append(pixels)
             yield pixels
-        self._kept, self._done = (kept, True) if keeps else ([], False)
+        self._cached, self._done = (cached, True) if keeps else ([], False)
 
     def _read(self) -> Iterator[Pixels]:
-        """By a few threads: decoding lets others run."""
+        """Read with a few threads, as decoding releases the GIL."""
         with ThreadPoolExecutor(min(8, cores())) as pool:
             rows = iter(self.rows)
             while some := list(islice(rows, READ_AHEAD)):
-                yield from (found for found in pool.map(self._one, some) if found is not None)
+                yield from (pixels for pixels in pool.map(self._one, some) if pixels is not None)
 
     def _one(self, row: int) -> Pixels | None:
         try:
@@ -76,7 +76,7 @@ class PixelSet:
         return Pixels(row, np.asarray(sample.image), sample.layers["mask"].numbers)
 
 
-def judged(
+def evaluate_pixels(
     maps: PixelClassifier,
     pixels: PixelSet,
     classes: Sequence[str],
@@ -86,7 +86,7 @@ def judged(
     with_borders: bool = True,
     progress: Progress | None = None,
 ) -> SegmentationReport:
-    """The network's answers about a set; `numbers` are the model's class of each class of the set, −1 for none."""
+    """Evaluate a network; `numbers` maps the classes of the data to those of the model, −1 for none."""
     counting = SegmentationCounter(tuple(classes), with_borders)
     device = maps.device
     translated = None if numbers is None else torch.from_numpy(numbers).to(device)
@@ -107,11 +107,11 @@ def _translated(known: Tensor, numbers: Tensor | None) -> Tensor:
 
 
 def _of_one_size(pixels: Iterable[Pixels], maps: PixelClassifier) -> Iterator[list[Pixels]]:
-    """Neighbours of one size together, as many as the network sees at once."""
+    """Yield groups of consecutive images of one size, as many as the network takes per call."""
     waiting: list[Pixels] = []
     for each in pixels:
         shape = each.picture.shape
-        full = waiting and len(waiting) >= maps.pictures_at_once((shape[0], shape[1]))
+        full = waiting and len(waiting) >= maps.images_at_once((shape[0], shape[1]))
         if waiting and (full or waiting[0].picture.shape != shape):
             yield waiting
             waiting = []
@@ -121,7 +121,7 @@ def _of_one_size(pixels: Iterable[Pixels], maps: PixelClassifier) -> Iterator[li
 
 
 class SegmentationJudge(Judge):
-    """mIoU of val; every process sees a part of it."""
+    """Evaluates the mIoU of val; each process evaluates a part of the images."""
 
     metric = "miou"
 
@@ -132,50 +132,50 @@ class SegmentationJudge(Judge):
 
     @property
     def broken(self) -> dict[Any, str]:
-        """Rows of val that could not be read, and why."""
+        """Return the rows of val that could not be read, with the reason."""
         return {("val", row): why for pixels in self._sets.values() for row, why in pixels.broken.items()}
 
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
-        """Without borders, which take their time; of several processes each sees a part."""
+        """Evaluate without boundary IoU, which is slow, each process a part of the images."""
         world, rank = self._processes.world, self._processes.rank
         rows = range(rank, len(self._plan.splits.val), world)
         if world == 1 or len(self._plan.splits.val) < world:
-            return self._judged(model, "whole", None, with_borders=False)
-        part = self._judged(model, "part", rows, with_borders=False)
+            return self._evaluate_set(model, "whole", None, with_borders=False)
+        part = self._evaluate_set(model, "part", rows, with_borders=False)
         return joined(self._processes.gather(part))
 
     @torch.no_grad()
     def seconds(self, run: Run) -> tuple[float, float]:
-        """Of one evaluation of all the networks that are evaluated, and of reading val once where it is kept."""
+        """Estimate the seconds per evaluation, and those of reading val if it stays in memory."""
         val, networks = self._plan.splits.val, 2 if run.average or run.averaged is not None else 1
         few = PixelSet(val, range(min(TIMED_IMAGES, len(val))))
         took = []
         with run.processes.autocast(), run.processes.rng_preserved():
-            for _ in range(3):  # with reading; with what a device prepares; as all further ones
+            for _ in range(3):  # the first reads, the second warms up the device, the third is timed
                 begun = clock.perf_counter()
-                self._answered(run.model, few, with_borders=False)
+                self._evaluate(run.model, few, with_borders=False)
                 run.processes.synchronize()
                 took.append((clock.perf_counter() - begun) / len(few.rows))
         size = sum(each.picture.nbytes + each.mask.nbytes for each in few) / max(1, len(few.rows))
         forward_s, reading_s = took[2] * len(val), max(0.0, took[0] - took[1]) * len(val)
-        if size * len(val) <= KEPT_BYTES:
+        if size * len(val) <= CACHE_BYTES:
             return forward_s * networks, reading_s
         return (forward_s + reading_s) * networks, 0.0
 
     def report(self, model: nn.Module) -> SegmentationReport:
-        """All of val, by this process."""
-        return self._judged(model, "whole", None, with_borders=True)
+        """Evaluate all of val in this process, with boundary IoU."""
+        return self._evaluate_set(model, "whole", None, with_borders=True)
 
-    def _judged(
+    def _evaluate_set(
         self, model: nn.Module, name: str, rows: Sequence[int] | None, *, with_borders: bool
     ) -> SegmentationReport:
         if name not in self._sets:
             self._sets[name] = PixelSet(self._plan.splits.val, rows)
-        return self._answered(model, self._sets[name], with_borders=with_borders)
+        return self._evaluate(model, self._sets[name], with_borders=with_borders)
 
-    def _answered(self, model: nn.Module, pixels: PixelSet, *, with_borders: bool) -> SegmentationReport:
+    def _evaluate(self, model: nn.Module, pixels: PixelSet, *, with_borders: bool) -> SegmentationReport:
         plan: Any = self._plan
         maps = PixelClassifier(unwrap(model).eval(), ViewSettings.of(plan.recipe))  # type: ignore[arg-type]
         names = plan.splits.classes.names
         ignored = plan.splits.train.layers["mask"].outside
-        return judged(maps, pixels, names, ignored=ignored, with_borders=with_borders)
+        return evaluate_pixels(maps, pixels, names, ignored=ignored, with_borders=with_borders)

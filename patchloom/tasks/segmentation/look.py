@@ -36,7 +36,7 @@ class SegmentationLookRequest(NamedTuple):
 
     name: str
     detail: str
-    read: Callable[[], tuple[Image.Image, np.ndarray | None]]  # with its true class numbers, where they are known
+    read: Callable[[], tuple[Image.Image, np.ndarray | None]]  # with its true class indices, if known
 
 
 def look_at_segmented(
@@ -53,7 +53,7 @@ def look_at_segmented(
         notes.append("an artifact gives no probabilities per pixel; the run that it was exported from does")
     sections: list[Any] = []
     if paths:
-        wanted = _given(segmenter, folder, paths, data, count, notes)
+        wanted = _requests(segmenter, folder, paths, data, count, notes)
         title = f"Predictions of {folder.name} on {plural(len(wanted), 'image')}"
     else:
         wanted, sections = _worst(segmenter, folder, data, count)
@@ -62,13 +62,13 @@ def look_at_segmented(
     for number, one in enumerate(wanted):
         try:
             picture, truth = one.read()
-            answer, strips, seen = _drawn(segmenter, one.name, picture, truth, top)
+            prediction, strips, present = _drawn(segmenter, one.name, picture, truth, top)
         except DataError as error:
             notes.append(str(error))
             continue
-        looks.append((one.name, one.detail, answer))
-        colors = legend(segmenter.labels, seen)
-        detail = one.detail or answer.in_words()
+        looks.append((one.name, one.detail, prediction))
+        colors = legend(segmenter.labels, present)
+        detail = one.detail or prediction.in_words()
         sections.append(gallery_section(f"picture-{number}", one.name, detail, strips, colors))
     if not looks:
         first = notes[0] if notes else "there is none"
@@ -77,10 +77,10 @@ def look_at_segmented(
     return LookPage(out, looks, notes)
 
 
-def _given(
+def _requests(
     segmenter: Segmenter, folder: Path, paths: Sequence[str], data: str | None, count: int, notes: list[str]
 ) -> list[SegmentationLookRequest]:
-    """Images of files, or of folders with images and masks; true masks of those that lie in the run's data too."""
+    """Return the images of files and folders, with true masks for those in folders of masks or in the run's data."""
     wanted: list[SegmentationLookRequest] = []
     groups: list[str] = []
     masked = {
@@ -108,7 +108,7 @@ def _given(
 
 
 def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
-    """The splits of the run's data, as far as they can be opened: they only tell true masks."""
+    """Yield the splits of the run's data that can be opened; they only supply true masks."""
     try:
         record = read_run_metadata(folder)
     except PatchloomError:
@@ -142,10 +142,10 @@ def _without_mask(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:
 def _worst(
     segmenter: Segmenter, folder: Path, data: str | None, count: int
 ) -> tuple[list[SegmentationLookRequest], list[Any]]:
-    """Val images with the least mean IoU, and a table of the classes that are confused most."""
-    kept, record = read_segmented(folder), read_run_metadata(folder)
+    """Return the val images with the lowest mean IoU, and a table of the most confused classes."""
+    val, record = read_segmented(folder), read_run_metadata(folder)
     place = data_path(folder, record, data)
-    images, report = images_of(folder, ReportSettings(data=data), place, kept), kept.report
+    images, report = images_of(folder, ReportSettings(data=data), place, val), val.report
     wanted = []
     for at in np.argsort(report.image_miou, kind="stable")[:count].tolist():
         row = int(report.index[at])
@@ -157,26 +157,26 @@ def _worst(
 def _drawn(
     segmenter: Segmenter, name: str, picture: Image.Image, truth: np.ndarray | None, top: int
 ) -> tuple[Segmented, list[tuple[list[Image.Image], str | list[str]]], set[int]]:
-    """Image, true and predicted mask; how likely each of the commonest classes is at every pixel; all classes drawn."""
-    shown = picture.copy()
-    shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    """Return the prediction, strips of the image, its masks and probability maps, and all classes in them."""
+    small = picture.copy()
+    small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     likely, labels = None, segmenter.labels
     if isinstance(segmenter, ExportedSegmenter):
-        numbers = segmenter.numbers(shown)
+        numbers = segmenter.numbers(small)
     else:
-        pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
+        pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).to(segmenter.device)
         likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
         numbers = likely.argmax(axis=0)
     shares = np.bincount(numbers.ravel(), minlength=len(labels)) / numbers.size
     common = [int(k) for k in np.argsort(-shares, kind="stable")[:top] if shares[k]]
-    answers = [(labels[k], float(shares[k])) for k in common]
-    seen = set(np.flatnonzero(shares).tolist())
-    row = {"image": shown}
+    classes = [(labels[k], float(shares[k])) for k in common]
+    present = set(np.flatnonzero(shares).tolist())
+    row = {"image": small}
     if truth is not None:
-        row["true mask"] = color_mask(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
-        seen |= set(np.unique(truth).tolist())
+        row["true mask"] = color_mask(truth, len(labels)).resize(small.size, Image.Resampling.NEAREST)
+        present |= set(np.unique(truth).tolist())
     row["predicted mask"] = color_mask(numbers, len(labels))
-    row["prediction over the image"] = overlay_mask(shown, numbers, len(labels))
+    row["prediction over the image"] = overlay_mask(small, numbers, len(labels))
     strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
     if likely is not None:
         maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
@@ -184,4 +184,4 @@ def _drawn(
             f"probability of {labels[k]}" + ("" if place else " (white: 100 %)") for place, k in enumerate(common)
         ]
         strips.append((of_one_height(maps), captions))
-    return Segmented(name, answers), strips, seen
+    return Segmented(name, classes), strips, present

@@ -1,9 +1,9 @@
-"""The class of every pixel of pictures of any size, by a segmentation network: whole, by windows, at several scales.
+"""Pixel classes of images of any size from a segmentation network: whole, by windows, at several scales.
 
-    resize (recipe) → whole or windows → mean of the windows' logits → at the picture's own size → likeliest class
+    resize (recipe) → whole or windows → mean of the windows' logits → resize to the image's size → most likely class
 
-At several scales, and mirrored, probabilities are averaged instead of logits. Memory has a bound: logits of pixels
-exist a tile at a time; averages over scales a block of the picture at a time.
+At several scales, and flipped, probabilities are averaged instead of logits. Memory is bounded: logits exist one tile
+at a time, averages over scales one block of the image at a time.
 """
 
 from collections.abc import Iterator
@@ -22,31 +22,31 @@ from patchloom_runtime.images.geometry import short_side_factor
 if TYPE_CHECKING:
     from patchloom.recipes.schema import Recipe
 
-SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of a test at several scales (BEiT, Swin)
-MULTIPLE = 32  # of the sides of pictures seen whole: the coarsest map then has no half places
-# A picture of more pixels is seen through windows of so many a side, even where it could be seen whole.
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of multi-scale evaluation (BEiT, Swin)
+MULTIPLE = 32  # of the sides of whole images, so that the coarsest feature map has no fractions
+# Images of more pixels are cut into windows of this side, even if the network takes whole images.
 MOST_WHOLE, LARGE_WINDOW = 1 << 20, 768
-# Numbers that a picture's averages over scales, or its logits at another size, may take: 512 MiB of them.
+# Elements of an image's averages over scales, or of its resized logits: 512 MiB.
 MOST_AVERAGED = 1 << 27
-# Pixels that the network sees together: of a CPU one large window, which more would not make faster.
+# Pixels per forward pass; on a CPU, more than one large window is not faster.
 MOST_SEEN = {"cpu": 1 << 20, "cuda": 1 << 22}
-SIZES_KEPT = 4  # networks resampled to sizes of pictures
+SIZES_KEPT = 4  # networks that are resampled to image sizes
 
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """How pictures are shown when a network is judged or used."""
+    """How images are passed to the network in evaluation and prediction."""
 
     mode: Literal["auto", "whole", "slide"] = "auto"
-    stride: float = 2 / 3  # of the side of a window
-    short_side: int = 0  # to which pictures are resized; 0: they stay as they are
+    stride: float = 2 / 3  # as a share of the window's side
+    short_side: int = 0  # to which images are resized; 0 keeps their size
     scales: tuple[float, ...] = (1.0,)
-    flip: bool = False  # each scale mirrored too
-    at_once: int = 16  # windows
+    flip: bool = False  # also flip each scale
+    at_once: int = 16  # windows per forward pass
 
     @classmethod
     def of(cls, recipe: "Recipe | None", *, multi_scale: bool = False) -> "ViewSettings":
-        """As the recipe says; of a run without one, by default."""
+        """Return the settings of a recipe; the defaults for a run without one."""
         several = {"scales": SCALES, "flip": True} if multi_scale else {}
         if recipe is None:
             return cls(**several)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class ViewSettings:
 
 @dataclass(eq=False)
 class PixelClassifier:
-    """A network that tells the class of every pixel; pictures come as bytes, (B, 3, H, W)."""
+    """A segmentation network with its view settings; images are uint8, (B, 3, H, W)."""
 
     network: SegmentationNetwork
     how: ViewSettings = field(default_factory=ViewSettings)
@@ -67,36 +67,36 @@ class PixelClassifier:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 → class numbers (B, H, W), int16."""
+        """Map (B, 3, H, W) uint8 to class indices (B, H, W), int16."""
         height, width = images.shape[2:]
-        found = torch.empty((len(images), height, width), dtype=torch.int16, device=images.device)
+        classes = torch.empty((len(images), height, width), dtype=torch.int16, device=images.device)
         for rows, columns, scores in self._scores(images):
-            found[:, rows, columns] = scores.argmax(dim=1).to(torch.int16)
-        return found
+            classes[:, rows, columns] = scores.argmax(dim=1).to(torch.int16)
+        return classes
 
     @torch.no_grad()
     def probabilities(self, image: Tensor) -> Tensor:
-        """(3, H, W) uint8 → (K, H, W): of one picture, all of it at once."""
+        """Map one image (3, H, W) uint8 to probabilities (K, H, W)."""
         height, width = image.shape[1:]
-        found = torch.empty((self.network.config.num_classes, height, width), device=image.device)
+        result = torch.empty((self.network.config.num_classes, height, width), device=image.device)
         averaged = self._averages_scales
         for rows, columns, scores in self._scores(image[None]):
-            found[:, rows, columns] = scores[0] if averaged else scores[0].softmax(dim=0)
-        return found
+            result[:, rows, columns] = scores[0] if averaged else scores[0].softmax(dim=0)
+        return result
 
-    def pictures_at_once(self, size: Size) -> int:
-        """Pictures of (height, width) that may be given together."""
+    def images_at_once(self, size: Size) -> int:
+        """Return the number of images of (height, width) per call."""
         pixels = size[0] * size[1]
         return max(1, min(self._at_once(pixels), MOST_AVERAGED // (self.network.config.num_classes * pixels)))
 
     def _at_once(self, pixels: int) -> int:
-        """Windows, or pictures, of so many pixels that the network sees together."""
+        """Return the number of windows or images of so many pixels per forward pass."""
         device = next(self.network.parameters(), torch.empty(0)).device.type
         return max(1, min(self.how.at_once, MOST_SEEN.get(device, MOST_SEEN["cpu"]) // pixels))
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.network.parameters()).device
 
     @property
@@ -104,7 +104,7 @@ class PixelClassifier:
         return self.how.flip or self.how.scales != (1.0,)
 
     def _scores(self, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Parts of the pictures with what is largest for the likeliest class, (B, K, rows, columns)."""
+        """Yield parts of the images with their scores (B, K, rows, columns): logits, or probabilities over scales."""
         if not self._averages_scales:
             every = slice(0, images.shape[3])
             yield from ((tile.rows, every, tile.logits) for tile in self._tiles(images, 1.0))
@@ -116,14 +116,14 @@ class PixelClassifier:
             part = images[:, :, around[0], around[1]]
             total = torch.zeros((), device=images.device)
             for scale in self.how.scales:
-                for mirrored in (False, True) if self.how.flip else (False,):
-                    seen = self._assembled(part.flip(3) if mirrored else part, scale).softmax(dim=1)
-                    total = total + (seen.flip(3) if mirrored else seen)
+                for flipped in (False, True) if self.how.flip else (False,):
+                    view = self._assembled(part.flip(3) if flipped else part, scale).softmax(dim=1)
+                    total = total + (view.flip(3) if flipped else view)
             count = len(self.how.scales) * (1 + self.how.flip)
             yield rows, columns, (total / count)[:, :, inside[0], inside[1]]
 
     def _blocks(self, images: Tensor) -> Iterator[tuple[slice, slice]]:
-        """The picture as a whole, or where its averages would take too much memory in parts."""
+        """Yield the image as a whole, or in blocks if its averages would take too much memory."""
         height, width = images.shape[2:]
         values = len(images) * self.network.config.num_classes * height * width
         side = max(height, width) if values <= MOST_AVERAGED else LARGE_WINDOW
@@ -132,28 +132,28 @@ class PixelClassifier:
                 yield slice(top, min(height, top + side)), slice(left, min(width, left + side))
 
     def _assembled(self, images: Tensor, scale: float) -> Tensor:
-        """The logits of all pixels, (B, K, H, W)."""
+        """Return the logits of all pixels, (B, K, H, W)."""
         height, width = images.shape[2:]
-        found = torch.empty((len(images), self.network.config.num_classes, height, width), device=images.device)
+        logits = torch.empty((len(images), self.network.config.num_classes, height, width), device=images.device)
         for tile in self._tiles(images, scale):
-            found[:, :, tile.rows] = tile.logits
-        return found
+            logits[:, :, tile.rows] = tile.logits
+        return logits
 
     def _tiles(self, images: Tensor, scale: float) -> Iterator[Tile]:
-        """Logits at the pictures' own size, of pictures shown at `scale` times the size they are tested at."""
+        """Yield logits at the images' size, computed at `scale` times the size of evaluation."""
         own: Size = (images.shape[2], images.shape[3])
-        size = self.shown_size(own, scale)
+        size = self.view_size(own, scale)
         if size == own:
-            yield from self._shown(images)
+            yield from self._at_own_size(images)
             return
-        shown = resize_bytes(images, size)
+        resized = resize_bytes(images, size)
         logits = torch.empty((len(images), self.network.config.num_classes, *size), device=images.device)
-        for tile in self._shown(shown):
+        for tile in self._at_own_size(resized):
             logits[:, :, tile.rows] = tile.logits
         yield from tiles_of(logits, own, own)
 
-    def shown_size(self, own: Size, scale: float = 1.0) -> Size:
-        """Height and width at which pictures are shown: no side is less than that of a window, where there are any."""
+    def view_size(self, own: Size, scale: float = 1.0) -> Size:
+        """Return the height and width that images are resized to; with windows, no side is less than a window's."""
         factor = scale * short_side_factor((own[1], own[0]), self.how.short_side)
         if self._slides:
             window = self.network.image_size
@@ -165,15 +165,15 @@ class PixelClassifier:
         mode = self.how.mode
         return mode == "slide" or (mode == "auto" and not self.network.any_resolution)
 
-    def _shown(self, images: Tensor) -> Iterator[Tile]:
-        """Logits of pictures at their size, by windows or whole."""
+    def _at_own_size(self, images: Tensor) -> Iterator[Tile]:
+        """Yield logits of images without resizing them, by windows or whole."""
         height, width = images.shape[2:]
         if self._slides:
             yield from self._windows(self.network.image_size).logits(self._forward(self.network), images)
         elif height * width <= MOST_WHOLE:
             yield from whole_logits(self._forward(self._at(padded_size((height, width), MULTIPLE))), images, MULTIPLE)
         else:
-            # Sides that are shorter than a window are padded to it, all of them seen.
+            # Shorter sides are padded to the window.
             window = padded_size((min(height, LARGE_WINDOW), min(width, LARGE_WINDOW)), MULTIPLE)
             padded = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
             for tile in self._windows(window).logits(self._forward(self._at(window)), padded):
@@ -187,7 +187,7 @@ class PixelClassifier:
         return SlidingWindows(size, (stride[0], stride[1]), self.network.config.num_classes, at_once)
 
     def _at(self, size: Size) -> SegmentationNetwork:
-        """The network for images of a size; of those that were resampled for it the last ones are kept."""
+        """Return the network for an image size; the last resampled networks are cached."""
         if self.network.any_resolution or size == self.network.image_size:
             return self.network
         if size not in self._sized:
@@ -202,7 +202,7 @@ class PixelClassifier:
 
 @dataclass(frozen=True)
 class _Forward:
-    """Bytes in, logits out."""
+    """Maps uint8 images to logits."""
 
     network: SegmentationNetwork
 
@@ -212,12 +212,12 @@ class _Forward:
 
 
 def resize_bytes(images: Tensor, size: Size) -> Tensor:
-    """(B, 3, H, W) uint8 at another size, bicubic with antialiasing."""
+    """Resize (B, 3, H, W) uint8, bicubic with antialiasing."""
     resized = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
     return resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _widened(part: slice, length: int, margin: int) -> tuple[slice, slice]:
-    """A part of a side with what is around it, and where the part lies in that."""
+    """Return a part of a side widened by a margin, and the position of the part in it."""
     around = slice(max(0, part.start - margin), min(length, part.stop + margin))
     return around, slice(part.start - around.start, part.stop - around.start)

@@ -1,7 +1,7 @@
-"""What a segmentation run answered about each image of its val split: `segmented.safetensors`.
+"""The val predictions of a segmentation run: `segmented.safetensors`.
 
-Counts of each image and class, with which runs are compared image by image without their data; and a fingerprint of the
-images, which tells whether two runs saw the same.
+The file holds pixel counts per image and class, which compare runs image by image without their data, and a fingerprint
+of the images, which tells whether two runs were evaluated on the same ones.
 """
 
 import os
@@ -23,35 +23,35 @@ _ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
 
 @dataclass(frozen=True, eq=False)
 class ValSegmentation:
-    """A report, and which images it is about."""
+    """A report and the fingerprint of its images."""
 
     report: SegmentationReport
     fingerprint: str
 
 
-def keep_segmented(folder: Path, kept: ValSegmentation) -> None:
-    """Write the file of a run folder, whole or not at all."""
-    report = kept.report
+def write_segmented(folder: Path, val: ValSegmentation) -> None:
+    """Write the val predictions into a run folder."""
+    report = val.report
     columns = {"index": report.index, "counts": report.counts, "confusion": report.confusion}
     if report.borders is not None:
         columns["borders"] = report.borders
     columns = {name: np.ascontiguousarray(values, np.int64) for name, values in columns.items()}
-    about = {"format": FORMAT, "fingerprint": kept.fingerprint, "classes": list(report.classes)}
+    about = {"format": FORMAT, "fingerprint": val.fingerprint, "classes": list(report.classes)}
     write_columns(folder, FILE, columns, about)
 
 
 def read_segmented(folder: Path) -> ValSegmentation:
-    """What `keep_segmented` wrote; a UsageError where there is none, a CheckpointError where it is damaged."""
+    """Read the val predictions; raise UsageError if there are none, CheckpointError if they are damaged."""
     path = folder / FILE
     if not os.path.lexists(path):
         raise UsageError(
-            f"{folder} keeps no answers about its val images ({FILE}): it was not trained to its end. "
-            "Give the data too: patchloom evaluate RUN… DATA"
+            f"{folder} has no val predictions ({FILE}): its training did not finish. "
+            "Pass the data: patchloom evaluate RUN… DATA"
         )
-    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, _kept)
+    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, _from_columns)
 
 
-def _kept(columns: dict[str, np.ndarray], about: Any) -> ValSegmentation:
+def _from_columns(columns: dict[str, np.ndarray], about: Any) -> ValSegmentation:
     _check(columns, len(about["classes"]))
     report = SegmentationReport(
         tuple(about["classes"]), columns["index"], columns["counts"], columns["confusion"], columns.get("borders")
@@ -60,7 +60,7 @@ def _kept(columns: dict[str, np.ndarray], about: Any) -> ValSegmentation:
 
 
 def _check(columns: dict[str, np.ndarray], classes: int) -> None:
-    """A ValueError where the columns are not counts of images and so many classes."""
+    """Raise ValueError if the columns are not counts of images and classes."""
     images = len(columns["index"])
     shapes = {"index": (images,), "counts": (images, classes, 3), "confusion": (classes, classes)}
     if "borders" in columns:

@@ -1,4 +1,4 @@
-"""A trained segmentation model as it is used: pictures in, the class of every pixel out; files, folders, videos."""
+"""A trained segmentation model: predicts the class of every pixel of images, files, folders and videos."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate
 
 @dataclass(frozen=True)
 class Segmented:
-    """What is said of one file: which share of its pixels each class has, and the files that were written."""
+    """Prediction for one file: the share of pixels per class, and the files that were written."""
 
     path: str
     answers: list[tuple[str, float]]  # class name, share of the pixels; largest first
@@ -33,12 +33,12 @@ class Segmented:
     written: list[str] = field(default_factory=list)
 
     def in_words(self) -> str:
-        """The classes with their shares."""
+        """Return the classes with their shares as text."""
         return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
 
 
 class Segmenter:
-    """A network in eval mode, the names of its classes, and the way pictures are shown to it."""
+    """A segmentation network with its class names and view settings."""
 
     def __init__(self, model: SegmentationNetwork, files: RunFiles, *, multi_scale: bool = False) -> None:
         self.model = model
@@ -51,16 +51,16 @@ class Segmenter:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.model.parameters()).device
 
-    def predict(self, pictures: ImagesLike) -> Any:
-        """Class numbers of all pixels, (H, W) int16: of one picture, or a list for many, as a classifier takes them."""
-        found = [self.numbers(each.read()) for each in iterate_images(pictures)]
-        return found[0] if is_single_image(pictures) else found
+    def predict(self, images: ImagesLike) -> Any:
+        """Return the class indices (H, W), int16, of one image, or a list of them for several images."""
+        masks = [self.numbers(each.read()) for each in iterate_images(images)]
+        return masks[0] if is_single_image(images) else masks
 
     def numbers(self, picture: Image.Image) -> np.ndarray:
-        """Class numbers (H, W) of an RGB picture."""
+        """Return the class indices (H, W) of an RGB image."""
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
         return self.maps(pixels.to(self.device))[0].cpu().numpy()
 
@@ -72,10 +72,10 @@ class Segmenter:
         every: int | None = None,
         out: str | os.PathLike[str] | None = None,
     ) -> Iterator[Segmented]:
-        """One answer per file or frame, in order; a file that cannot be read is an answer with `error`.
+        """Yield one prediction per file or frame, in order; that of an unreadable file has `error`.
 
-        With `out` each has three files there: NAME.png holds the class numbers, NAME.colour.png their colours, and
-        NAME.overlay.jpg the picture under them.
+        With the folder `out`, three files per image are written: NAME.png holds the class indices, NAME.colour.png
+        their colors, and NAME.overlay.jpg the colors over the image.
         """
         from patchloom.data.images.video import frames_or_error
 
@@ -105,18 +105,18 @@ class Segmenter:
 
 
 class _Names:
-    """Names of files for pictures: their own, numbered where two are called the same."""
+    """Output file names: those of the images, numbered if two are equal."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def of(self, path: str) -> str:
         """photos/a.jpg → a; clip.mp4#frame=120 (t=4.00 s) → clip-frame-120."""
         file, _, frame = path.partition("#frame=")
         name = Path(file).stem + (f"-frame-{frame.split()[0]}" if frame else "")
         name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "picture"
-        self._seen[name] = self._seen.get(name, 0) + 1
-        return name if self._seen[name] == 1 else f"{name}-{self._seen[name]}"
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return name if self._counts[name] == 1 else f"{name}-{self._counts[name]}"
 
 
 def _encoded(image: Image.Image, file: str) -> bytes:
@@ -128,7 +128,7 @@ def _encoded(image: Image.Image, file: str) -> bytes:
 
 
 def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
-    """The trained network of a run folder, in eval mode, and what belongs to it."""
+    """Load the trained network of a run folder, in eval mode, and its files."""
     files = read_run_files(folder)
     options = dict(files.options)
     flat = {**{key: value for key, value in options.items() if key != "backbone"}, **options["backbone"]}
@@ -142,6 +142,6 @@ def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
 
 
 def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:
-    """The segmentation model of a run's folder."""
+    """Load the segmentation model of a run folder."""
     network, files = load_segmentation(run_folder(source))
     return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale)

@@ -31,7 +31,7 @@ from patchloom.tasks.images.plan import (
 from patchloom.tasks.images.training import ImageTraining, image_loader, initialize_backbone, write_image_files
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom.tasks.segmentation.judge import SegmentationJudge
-from patchloom.tasks.segmentation.run_files import ValSegmentation, keep_segmented
+from patchloom.tasks.segmentation.run_files import ValSegmentation, write_segmented
 from patchloom_runtime.errors import DataError, UsageError
 
 MASK = "mask"
@@ -129,7 +129,7 @@ class SegmentationTraining(ImageTraining):
 
     def write_val(self, plan: ImagePlan, report: SegmentationReport) -> None:
         """Write `segmented.safetensors`: pixel counts per image of val and class."""
-        keep_segmented(plan.folder, ValSegmentation(report, fingerprint(plan.splits.val)))
+        write_segmented(plan.folder, ValSegmentation(report, fingerprint(plan.splits.val)))
 
 
 def make_segmentation(recipe: Recipe, classes: int) -> SegmentationNetwork:

@@ -1,4 +1,4 @@
-"""Translators judged by references: every line of a split is translated, none is left out."""
+"""Evaluation of translators against references; every line of a split is translated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from patchloom.evaluation.translation import TranslationScores, token_loss, tran
 from patchloom.tasks.translation.translator import Translator
 from patchloom_runtime.errors import DataError
 
-# In a batch that is only read; a longer sentence is a batch of its own.
-TOKENS = 8192
+TOKENS = 8192  # per batch; a longer sentence is a batch alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +19,7 @@ class TextEvaluation:
     """Scores of one split, the loss of its references, and the translations."""
 
     scores: TranslationScores
-    losses: dict[str, float]  # empty where no pair fits the network
+    losses: dict[str, float]  # empty if no pair fits the network
     sources: Sequence[str]
     references: Sequence[str]
     translations: Sequence[str]
@@ -34,15 +33,15 @@ class TextEvaluation:
 def evaluate_text(
     translator: Translator, spec: Spec, *, split: str | None = None, **search: Any
 ) -> dict[str, TextEvaluation]:
-    """Split → its scores; without `split`, all tests of the text, else val. `search` is as in `translate`."""
-    found = open_splits(spec, translator.source, translator.target, split)
-    return {name: evaluate_pairs(translator, pairs, **search) for name, pairs in found.items()}
+    """Return the scores by split; by default, of all tests of the text, else of val. `search`: see `translate`."""
+    splits = open_splits(spec, translator.source, translator.target, split)
+    return {name: evaluate_pairs(translator, pairs, **search) for name, pairs in splits.items()}
 
 
 def evaluate_pairs(translator: Translator, pairs: Pairs, **search: Any) -> TextEvaluation:
     """Translate the sources and compare with the references."""
     sources, references = pairs.sources(), pairs.targets()
-    best = [found[0] for found in translator.translate(sources, **search)]
+    best = [hypotheses[0] for hypotheses in translator.translate(sources, **search)]
     translations = [each.text for each in best]
     scores = translation_scores(translations, references, translator.target)
     notes = []

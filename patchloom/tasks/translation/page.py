@@ -1,4 +1,4 @@
-"""What the report of a translation run shows, and what of val is kept for it."""
+"""The report of a translation run, and the table of several runs."""
 
 import shlex
 from collections.abc import Mapping
@@ -21,9 +21,8 @@ CHARTS: Charts = {
     "Exact translations, greedy, %": validation("exact_greedy", average="average", name="average of epochs"),
 }
 _COLUMNS = ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact", "loss", "perplexity")
-# Subwords of the sentence whose attention is shown: more are no longer read.
-READABLE = 40
-_TOLD = {
+READABLE = 40  # subwords of the sentence whose attention is drawn
+_EXPLAINED = {
     "bleu": "sacreBLEU, cased",
     "bleu_tokenised": "of words and marks, cased",
     "bleu_lowercase": "the same, lower-cased",
@@ -38,14 +37,14 @@ _TOLD = {
 
 
 def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
-    """Numbers and translations of val, mixing of positions, where the decoder looks."""
+    """Return metrics and translations of val, the mixing of positions, and the attention of the decoder."""
     lost: list[str] = []
     files, val = read_translation_files(folder), attempted(lambda: read_val(folder), lost) or {}
     if not val and not lost:
-        lost.append(f"{folder} has no {VAL}: neither numbers nor translations of val are shown")
-    told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
+        lost.append(f"{folder} has no {VAL}: metrics and translations of val are unknown")
+    signatures = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
     numbers = [
-        (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD.get(name, "")))
+        (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", signatures.get(name, _EXPLAINED.get(name, "")))
         for name, value in val.get("values", {}).items()
     ]
     samples = [tuple(row) for row in val.get("samples", [])]
@@ -63,16 +62,16 @@ def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
     )
 
 
-def text_scores(found: Mapping[str, Mapping[str, TextEvaluation]]) -> Scores:
-    """Runs and splits in a table, with the signatures of what was computed."""
+def text_scores(evaluations: Mapping[str, Mapping[str, TextEvaluation]]) -> Scores:
+    """Return runs and splits as a table, with the signatures of the metrics."""
     rows, notes = [], []
-    for run, splits in found.items():
+    for run, splits in evaluations.items():
         for name, each in splits.items():
             values = dict(each)
             cells = [f"{values[column]:.2f}" if column in values else "–" for column in _COLUMNS]
             rows.append((run, name, f"{values['sentences']:.0f}", *cells))
             notes += [f"{run}, {name}: {note}" for note in each.notes]
-    scores = next(iter(next(iter(found.values())).values())).scores
+    scores = next(iter(next(iter(evaluations.values())).values())).scores
     return Scores(
         columns=["run", "split", "#sentences", *(f"#{column}" for column in _COLUMNS)],
         rows=rows,
@@ -88,7 +87,7 @@ def text_scores(found: Mapping[str, Mapping[str, TextEvaluation]]) -> Scores:
                 }
                 for name, each in splits.items()
             }
-            for run, splits in found.items()
+            for run, splits in evaluations.items()
         },
     )
 
@@ -98,10 +97,12 @@ def _pictures(
 ) -> list[tuple[str, Image.Image | Markup, str]]:
     pictures: list[tuple[str, Image.Image | Markup, str]] = []
     if (mixing := position_picture(network, files.longest)) is not None:
-        told = "Row t: how position t is put together from all positions; red is positive, blue negative, white zero."
-        pictures.append(("Mixing of positions", mixing, told))
+        caption = (
+            "Row t: how position t is put together from all positions; red is positive, blue negative, white zero."
+        )
+        pictures.append(("Mixing of positions", mixing, caption))
     encode, most = files.vocabulary.encode, min(READABLE, network.config.max_length - 1)
-    # Its own translations, or references where it has none that can be shown.
+    # Translations of the network, or references if none fits.
     pairs = [(encode(source), encode(translation)) for source, *both in samples for translation in reversed(both)]
     fitting = [pair for pair in pairs if all(1 <= len(side) <= most for side in pair)]
     if fitting:

@@ -1,4 +1,4 @@
-"""What is known of a translation run in its folder: `config.json`, `recipe.yaml` and `vocabulary.model`."""
+"""The files of a translation run: `config.json`, `recipe.yaml`, `vocabulary.model` and `val.json`."""
 
 import hashlib
 import json
@@ -31,13 +31,13 @@ _SHAPE = {"source": str, "target": str, "longest": list[int], "vocabulary": str}
 
 @dataclass(frozen=True)
 class TranslationFiles:
-    """A translation run before its weights are read."""
+    """The files of a translation run, without its weights."""
 
     network: str
     options: dict[str, Any]
     source: str  # languages
     target: str
-    longest: tuple[int, int]  # subwords of the longest source and target that were trained on
+    longest: tuple[int, int]  # subwords of the longest source and target in training
     vocabulary: Vocabulary
     recipe: Recipe | None
 
@@ -52,22 +52,20 @@ def write_translation_files(
     languages: tuple[str, str],
     longest: tuple[int, int],
 ) -> None:
-    """Write what a translator needs beside the weights; the vocabulary first, since the config has its checksum."""
+    """Write the files of a translator, without its weights."""
     data = vocabulary.to_bytes()
-    told: dict[str, Any] = {"source": languages[0], "target": languages[1], "longest": list(longest)}
-    told |= {"vocabulary": hashlib.sha256(data).hexdigest()}
-    write_config(folder, task, network.config, recipe, {VOCABULARY: data}, **told)
+    fields: dict[str, Any] = {"source": languages[0], "target": languages[1], "longest": list(longest)}
+    fields |= {"vocabulary": hashlib.sha256(data).hexdigest()}
+    write_config(folder, task, network.config, recipe, {VOCABULARY: data}, **fields)
 
 
 def read_translation_files(folder: Path) -> TranslationFiles:
-    """What `write_translation_files` wrote."""
+    """Read what `write_translation_files` wrote."""
     if not os.path.isfile(folder / "config.json"):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     config = read_config(folder)
     if "vocabulary" not in config:
-        raise UsageError(
-            f"{folder} was not trained to translate; train with --recipe translation_small, or another such"
-        )
+        raise UsageError(f"{folder} is not a translator; train one with --recipe translation_small")
     try:
         check_shape(config, _SHAPE)
         if len(config["longest"]) != 2 or min(config["longest"]) < 1:
@@ -92,7 +90,7 @@ def read_translation_files(folder: Path) -> TranslationFiles:
 
 
 def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
-    """The run's vocabulary, compared with its checksum: with another one, every word would mean something else."""
+    """Read the vocabulary of a run and compare it with its checksum."""
     path = folder / VOCABULARY
     try:
         data = read_plain(path)
@@ -104,27 +102,27 @@ def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
 
 
 def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
-    """The trained network of a translation run, in eval mode, and what belongs to it."""
+    """Load the trained network of a translation run, in eval mode, and its files."""
     files = read_translation_files(folder)
     return load_trained(folder, lambda: create_seq2seq(files.network, **files.options), files.options), files
 
 
-def keep_val(folder: Path, judged: Any) -> None:
-    """Keep the numbers of val and some translations from all over it in `val.json`."""
-    every = max(1, len(judged.sources) // SAMPLES)
-    rows = list(zip(judged.sources, judged.references, judged.translations, strict=True))[::every][:SAMPLES]
+def write_val(folder: Path, report: Any) -> None:
+    """Write the metrics of val and some translations to `val.json`."""
+    every = max(1, len(report.sources) // SAMPLES)
+    rows = list(zip(report.sources, report.references, report.translations, strict=True))[::every][:SAMPLES]
     values = {
-        "values": dict(judged),
-        "signature": judged.scores.signature,
-        "chrf_signature": judged.scores.chrf_signature,
-        "notes": list(judged.notes),
+        "values": dict(report),
+        "signature": report.scores.signature,
+        "chrf_signature": report.scores.chrf_signature,
+        "notes": list(report.notes),
         "samples": rows,
     }
     write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
 
 
 def read_val(folder: Path) -> dict[str, Any]:
-    """What `keep_val` wrote; nothing where there is none."""
+    """Read `val.json`; an empty dict if there is none."""
     path = folder / VAL
     if not os.path.lexists(path):
         return {}

@@ -27,10 +27,10 @@ from patchloom.tasks.translation.evaluation import TextEvaluation, evaluate_pair
 from patchloom.tasks.translation.judge import TranslationJudge
 from patchloom.tasks.translation.plan import Corpus, TextPlan, make_seq2seq
 from patchloom.tasks.translation.run_files import (
-    keep_val,
     load_seq2seq,
     read_translation_files,
     write_translation_files,
+    write_val,
 )
 from patchloom.tasks.translation.translator import Translator
 from patchloom.tasks.translation.vocabulary import made_by_main, vocabulary_of_run
@@ -169,7 +169,7 @@ class TranslationTraining(Training[TextPlan]):
 
     def write_val(self, plan: TextPlan, report: TextEvaluation) -> None:
         """Write `val.json`: metrics and some translations."""
-        keep_val(plan.folder, report)
+        write_val(plan.folder, report)
 
 
 def _digest(*parts: EncodedPairs) -> str:

@@ -1,4 +1,4 @@
-"""A trained translation network as it is used: lines in, lines out, in their order."""
+"""A trained translator: maps lines of text to lines of text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from patchloom_runtime.text.vocabulary import EOS, PAD, Vocabulary
 
 
 class Translator(LineTranslator):
-    """A network in eval mode, its vocabulary and its languages."""
+    """A translation network with its vocabulary and languages."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Translator(LineTranslator):
     ) -> None:
         self.network, self.vocabulary = network, vocabulary
         self.source, self.target = languages
-        self.longest = longest  # subwords of the longest source that was trained on
+        self.longest = longest  # subwords of the longest source in training
         self.search = search or TextPart()
         self.most_tokens = network.config.max_length
         self.beams, self.length_penalty = self.search.beams, self.search.length_penalty
 
     @classmethod
     def of(cls, network: Seq2Seq, files: TranslationFiles) -> "Translator":
-        """The translator of a run."""
+        """Return the translator of a run."""
         return cls(
             network,
             files.vocabulary,
@@ -64,7 +64,7 @@ class Translator(LineTranslator):
 
 @with_near_options
 def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
-    """The translator of a run's folder, or of a repository of the Hugging Face hub, 'hub:user/name'."""
+    """Load the translator of a run folder or of a repository of the Hugging Face hub, 'hub:user/name'."""
     network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))
     device = resolve_device(device)
     device_kind(device)  # raises if the device does not exist

@@ -12,7 +12,7 @@ from tests.reliability.readers.reader import CLASSES, Reader, queries
 from tests.reliability.readers.runs import verified
 
 SIDE = 16
-FILES = {"artefact/artifact.json": "json", "artefact/labels.json": "json", "artefact/model.onnx": "bytes"}
+FILES = {"artifact/artifact.json": "json", "artifact/labels.json": "json", "artifact/model.onnx": "bytes"}
 
 
 def make_artifact(seeds: Path, folder: Path) -> None:
@@ -37,7 +37,7 @@ def make_artifact(seeds: Path, folder: Path) -> None:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    artifact = folder / "artefact"
+    artifact = folder / "artifact"
     artifact.mkdir()
     (artifact / "model.onnx").write_bytes(model.SerializeToString())
     (artifact / "labels.json").write_text(json.dumps(CLASSES))
@@ -51,13 +51,13 @@ def make_artifact(seeds: Path, folder: Path) -> None:
 
 def read_artifact(seeds: Path, folder: Path) -> Any:
     """Classes of two pictures."""
-    return load(folder / "artefact", threads=1).predict(queries(seeds), top=2)
+    return load(folder / "artifact", threads=1).predict(queries(seeds), top=2)
 
 
 def repair_artifact(folder: Path, file: Path) -> None:
     """Checksums made right; not of the graph, where another number is another answer (test_hostile_artifacts.py)."""
     if file.suffix != ".onnx":
-        _repair(folder / "artefact", file)
+        _repair(folder / "artifact", file)
 
 
 def _repair(artifact: Path, file: Path) -> None:
@@ -69,14 +69,14 @@ def _repair(artifact: Path, file: Path) -> None:
 
 
 ARTIFACTS: dict[str, Reader] = {
-    "artefact": Reader(
+    "artifact": Reader(
         make_artifact,
         read_artifact,
         FILES,
         repair_artifact,
         ours=True,
     ),
-    "artefact verified": Reader(
+    "artifact verified": Reader(
         make_artifact,
         verified,
         FILES,
@@ -84,6 +84,6 @@ ARTIFACTS: dict[str, Reader] = {
         ours=True,
         notices=True,
         share=0.5,
-        command=lambda _, folder: ("verify", folder / "artefact"),
+        command=lambda _, folder: ("verify", folder / "artifact"),
     ),
 } if all(map(importlib.util.find_spec, ("onnx", "onnxruntime"))) else {}  # fmt: skip

@@ -7,7 +7,7 @@ from torch import nn
 import patchloom
 from patchloom.engine.distribution import unwrap
 from patchloom.models import cuda_graphs as recorded_module
-from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")

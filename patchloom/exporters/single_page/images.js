@@ -1,6 +1,6 @@
-// A picture as the network is shown it: resized, cropped and normalised as patchloom's test transform does it.
-// The resize is Pillow's, number for number: filters stretched by the scale, weights of 22 bits, along rows, then along
-// columns. Pillow 13 takes columns first in some tall pictures, which alters some pixels by a little.
+// Preprocessing of images: resize, crop and normalize, as patchloom's evaluation transform does.
+// The resize gives the same numbers as Pillow's: filters stretched by the scale, weights of 22 bits, along rows, then
+// along columns. Pillow 13 processes columns first in some tall images, which changes a few pixels slightly.
 
 const FILTERS = {
   bilinear: [1, x => (x = Math.abs(x)) < 1 ? 1 - x : 0],
@@ -18,14 +18,14 @@ const FILTERS = {
 }
 const WEIGHT_BITS = 22
 
-// For each place of the new side: where it begins to read, and its weights.
-function readings(from, to, [support, filter]) {
+// For each position of the new side: the first pixel it reads, and the weights.
+function filterWeights(from, to, [support, filter]) {
   const scale = from / to, stretch = Math.max(scale, 1), reach = support * stretch
   return Array.from({ length: to }, (_, place) => {
-    const centre = (place + 0.5) * scale
-    const first = Math.max(0, Math.trunc(centre - reach + 0.5))
-    const last = Math.min(from, Math.trunc(centre + reach + 0.5))
-    const weights = Array.from({ length: last - first }, (_, i) => filter((i + first - centre + 0.5) * (1 / stretch)))
+    const center = (place + 0.5) * scale
+    const first = Math.max(0, Math.trunc(center - reach + 0.5))
+    const last = Math.min(from, Math.trunc(center + reach + 0.5))
+    const weights = Array.from({ length: last - first }, (_, i) => filter((i + first - center + 0.5) * (1 / stretch)))
     const sum = weights.reduce((a, b) => a + b, 0)
     const whole = weights.map(weight => {
       const scaled = (sum === 0 ? weight : weight / sum) * 2 ** WEIGHT_BITS
@@ -35,7 +35,7 @@ function readings(from, to, [support, filter]) {
   })
 }
 
-// Lines of `length` colours (3 bytes each, `step` apart, `across` from one line to the next) brought to another length.
+// Resamples lines of RGB pixels (3 bytes each, `step` apart, lines `across` apart) to another length.
 function resampled(pixels, lines, across, step, places, target, targetAcross, targetStep) {
   const half = 2 ** (WEIGHT_BITS - 1)
   for (let line = 0; line < lines; line++)
@@ -53,28 +53,28 @@ function resampled(pixels, lines, across, step, places, target, targetAcross, ta
   return target
 }
 
-// RGB (3 bytes a pixel) → RGB of another size.
+// Resizes RGB pixels (3 bytes each).
 function resize(pixels, width, height, newWidth, newHeight, interpolation) {
   const filter = FILTERS[interpolation]
   if (newWidth !== width) {
-    const wide = new Uint8ClampedArray(newWidth * height * 3), places = readings(width, newWidth, filter)
+    const wide = new Uint8ClampedArray(newWidth * height * 3), places = filterWeights(width, newWidth, filter)
     pixels = resampled(pixels, height, 3 * width, 3, places, wide, 3 * newWidth, 3)
   }
   if (newHeight !== height) {
-    const high = new Uint8ClampedArray(newWidth * newHeight * 3), places = readings(height, newHeight, filter)
+    const high = new Uint8ClampedArray(newWidth * newHeight * 3), places = filterWeights(height, newHeight, filter)
     pixels = resampled(pixels, newWidth, 3, 3 * newWidth, places, high, 3, 3 * newWidth)
   }
   return pixels
 }
 
-// As Python's round: a half goes to the even neighbour.
+// Rounds as Python does: a half goes to the even neighbor.
 function roundHalfEven(x) {
   const low = Math.floor(x)
   return x - low === 0.5 ? low + low % 2 : Math.round(x)
 }
 
-// RGBA of a canvas → RGB (H, W) that the network sees.
-function seenBy(rgba, width, height, { size: [seenHeight, seenWidth], crop, interpolation, resize: to }) {
+// Returns the network's input, RGB (H, W), for the RGBA pixels of a canvas.
+function networkPixels(rgba, width, height, { size: [seenHeight, seenWidth], crop, interpolation, resize: to }) {
   const pixels = new Uint8ClampedArray(width * height * 3)
   for (let i = 0, j = 0; j < pixels.length; i += 4, j += 3) {
     pixels[j] = rgba[i]; pixels[j + 1] = rgba[i + 1]; pixels[j + 2] = rgba[i + 2]
@@ -93,8 +93,8 @@ function seenBy(rgba, width, height, { size: [seenHeight, seenWidth], crop, inte
   return seen
 }
 
-// Bytes → (x / 255 − mean) / std.
-function normalised(seen, { mean, std }) {
+// Maps bytes to (x / 255 − mean) / std.
+function normalized(seen, { mean, std }) {
   const scale = std.map(s => Math.fround(1 / (255 * s))), shift = mean.map((m, i) => Math.fround(-m / std[i]))
   return Float32Array.from(seen, (value, i) => Math.fround(value * scale[i % 3]) + shift[i % 3])
 }

@@ -36,10 +36,10 @@ def run(*arguments):
 
 
 def test_check_takes_several_folders():
-    said = run("check", "cats", "dogs", "--json")
-    found = json.loads(said.stdout)
-    assert found["name"].startswith("cats, dogs")
-    assert set(found["classes"]) == {"cats", "dogs"}
+    done = run("check", "cats", "dogs", "--json")
+    report = json.loads(done.stdout)
+    assert report["name"].startswith("cats, dogs")
+    assert set(report["classes"]) == {"cats", "dogs"}
     printed = run("check", "cats", "dogs").stdout
     assert "patchloom train 'cats dogs'" in printed
     with refused(UsageError, "dogs/check.html"):
@@ -87,8 +87,8 @@ def test_a_zip_is_checked_in_place(tmp_path):
         for path in sorted(tmp_path.glob("*s/*.png")):
             archive.write(path, str(path.relative_to(tmp_path)))
         archive.writestr("cats/broken.png", io.BytesIO(b"nothing").read())
-    said = run("check", "pets.zip", "--json")
-    found = json.loads(said.stdout)
-    assert found["splits"] == {"train": 13}
-    [bad] = found["unreadable"]
+    done = run("check", "pets.zip", "--json")
+    report = json.loads(done.stdout)
+    assert report["splits"] == {"train": 13}
+    [bad] = report["unreadable"]
     assert missing(bad["place"]["where"], "pets.zip", "cats/broken.png") == []

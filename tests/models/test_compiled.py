@@ -7,7 +7,7 @@ from torch._inductor import config
 
 import patchloom
 from patchloom.engine.distribution import unwrap
-from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.compiled import CompiledByBlock
 from patchloom.training.assemble import MOST_BLOCKS, compiles_by_block
 
 
