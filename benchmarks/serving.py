@@ -1,4 +1,4 @@
-"""`patchloom serve` under open-loop load, beside a plain FastAPI app and LitServe, all with the same network.
+"""`patchloom serve` under open-loop load, compared with a plain FastAPI app and LitServe, all with the same network.
 
     python benchmarks/serving.py                      # all servers present, a random ResMLP of 64 px and 160 px JPEGs
     python benchmarks/serving.py --seconds 8 --servers patchloom,artifact
@@ -6,16 +6,21 @@
     python benchmarks/serving.py --share-cores --workers 2 --servers patchloom,artifact --times 0.5
     python benchmarks/serving.py --noise 4 --deadline 2 --seconds 8 --cold 1 --servers patchloom --times 1,2,4
 
-The last core is the client's, the others are the servers', so that neither measures the other; cold starts have all.
-First the raw loop is timed: `predict` on the same JPEG bytes in one process, with the threads that every server's model
-has. Then each server is asked by one client, by 16 at once (closed loop: its capacity), and offered 0.5, 1, 2 and 4
-times the capacity, whatever it answers (open loop). Good is a 200 before the client gives up after 10 s; what came
-within a second is told too. Then 50 sockets send a header byte by byte, and the server is told to stop under load. The
-last table has the goals.
+The client runs on the last core and the servers on the others, so that neither disturbs the other; cold starts use all
+cores. The steps:
 
-`artifact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured where
-they are installed. `--noise N` runs N busy processes on the servers' cores, two seconds of four, as other people's work
-would: a model on one core is then N + 1 times slower in turns.
+1. The raw loop: `predict` on the same JPEG bytes in one process, with as many threads as every server's model.
+2. One client, then 16 clients (closed loop: the capacity).
+3. 0.5, 1, 2 and 4 times the capacity, whatever the responses are (open loop). A good response is a 200 before the
+   client gives up after 10 s; those within one second are listed too.
+4. 50 sockets that send a header byte by byte.
+5. SIGTERM under load.
+
+The last table compares the results with the goals.
+
+`artifact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured if they
+are installed. `--noise N` runs N busy processes on the servers' cores, two of every four seconds, like work of other
+people: a model on one core is then N + 1 times slower in turns.
 """
 
 import argparse
@@ -88,17 +93,17 @@ if __name__ == "__main__":
 
 
 def make_run(folder: Path) -> None:
-    """An untrained classifier whose answer takes some milliseconds."""
+    """Write an untrained classifier whose predictions take some milliseconds."""
     import patchloom
     from patchloom.inference.classifier import Classifier
     from patchloom.runs.config import Preprocessing, RunFiles
 
     network = patchloom.create_model("resmlp_s12", image_size=SIZE, patch_size=8, num_classes=100)
-    shown = Preprocessing(
+    preprocessing = Preprocessing(
         image_size=(SIZE, SIZE), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
     )
     files = RunFiles(
-        "resmlp_s12", {"num_classes": 100}, shown, None, tuple(map(str, range(100))), task="classification"
+        "resmlp_s12", {"num_classes": 100}, preprocessing, None, tuple(map(str, range(100))), task="classification"
     )
     Classifier(network.eval(), files).save_pretrained(folder)
 
@@ -134,14 +139,14 @@ print(json.dumps(took))
 """
 
 
-def make_artifact(run: Path, folder: Path, picture: bytes) -> None:
-    """The run as `patchloom export` writes it, compared on a few pictures."""
+def make_artifact(run: Path, folder: Path, image: bytes) -> None:
+    """Export the run, with its parity checked on a few images."""
     import patchloom
 
     data = folder.parent / "data"
     for number in range(100):
         (data / str(number)).mkdir(parents=True)
-        (data / str(number) / "a.jpg").write_bytes(picture)
+        (data / str(number) / "a.jpg").write_bytes(image)
     patchloom.export(str(run), str(folder), data=str(data), images=4)
 
 
@@ -149,11 +154,11 @@ def environment() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "10000", **os.environ, "OMP_NUM_THREADS": str(THREADS)}
 
 
-def raw_loop(name: str, folder: Path, picture: bytes, seconds: float) -> list[float]:
-    """Seconds of `predict` on one picture after another, in a process of its own."""
+def raw_loop(name: str, folder: Path, image: bytes, seconds: float) -> list[float]:
+    """Return the seconds per `predict` of one image after another, in a process of its own."""
     line = [sys.executable, "-c", RAW, str(folder), str(THREADS), name, str(seconds)]
     place = {"env": environment(), "preexec_fn": lambda: os.sched_setaffinity(0, SERVERS_CORES)}
-    done = subprocess.run(line, input=picture, capture_output=True, check=True, **place)
+    done = subprocess.run(line, input=image, capture_output=True, check=True, **place)
     return json.loads(done.stdout)
 
 
@@ -168,7 +173,7 @@ while True:
 
 @contextmanager
 def noise(count: int) -> Iterator[None]:
-    """Busy processes on the servers' cores, all of them in the same two seconds of four."""
+    """Run busy processes on the servers' cores, all during the same two of every four seconds."""
     place = {"preexec_fn": lambda: os.sched_setaffinity(0, SERVERS_CORES)}
     busy = [subprocess.Popen([sys.executable, "-c", NOISE], **place) for _ in range(count)]
     try:
@@ -186,12 +191,12 @@ def free_port() -> int:
 
 
 class Server:
-    """One that is measured; on its own until it ends."""
+    """A started server to measure; no other one runs meanwhile."""
 
-    def __init__(self, name: str, folder: Path, picture: bytes, cores: Sequence[int]) -> None:
+    def __init__(self, name: str, folder: Path, image: bytes, cores: Sequence[int]) -> None:
         port = free_port()
         ours = [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(port), "-q"]
-        ours += ["--workers", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
+        ours += ["--processes", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
         lines = {
             "patchloom": ours,
             "artifact": ours,
@@ -200,10 +205,10 @@ class Server:
         }
         if name == "litserve":
             (folder / "lit.py").write_text(LITSERVE.replace("THREADS", str(THREADS)))
-            packed = json.dumps({"image": base64.b64encode(picture).decode()}).encode()
+            packed = json.dumps({"image": base64.b64encode(image).decode()}).encode()
             self.target = Target(port, packed, "application/json")
         else:
-            self.target = Target(port, picture, "application/octet-stream")
+            self.target = Target(port, image, "application/octet-stream")
         began = time.perf_counter()
         self.process = subprocess.Popen(
             lines[name],
@@ -228,7 +233,7 @@ class Server:
             return False
 
     def memory(self) -> float:
-        """MiB of all its processes, proportional share."""
+        """Return the MiB of all its processes (proportional set size)."""
         kib = 0
         for pid in members(self.process.pid):
             with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
@@ -240,14 +245,14 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        for pid in list(members(self.process.pid)):  # what it left behind
+        for pid in list(members(self.process.pid)):  # processes it left behind
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 @dataclass
 class Measured:
-    """All of one server."""
+    """All measurements of one server."""
 
     raw: list[float]
     cold: list[float]
@@ -267,65 +272,65 @@ class Measured:
         return max(self.capacity, *(load.per_second() for load in self.loads.values()))
 
 
-def measure(name: str, folder: Path, picture: bytes, seconds: float, times: Sequence[float], cold: int) -> Measured:
-    raw, colds, memory = raw_loop(name, folder, picture, 4), [], 0.0
+def measure(name: str, folder: Path, image: bytes, seconds: float, times: Sequence[float], cold: int) -> Measured:
+    raw, colds, memory = raw_loop(name, folder, image, 4), [], 0.0
     for _ in range(cold):
-        server = Server(name, folder, picture, CORES)
+        server = Server(name, folder, image, CORES)
         colds.append(server.cold_seconds)
         memory = server.memory()
         server.end()
-    found = Measured(raw, colds, memory)
+    measured = Measured(raw, colds, memory)
     print(
-        f"\n{name}: raw loop {found.raw_rate:.1f}/s, p99 {percentile(raw, 0.99):.0f} ms; cold start to first answer "
-        f"{min(found.cold):.2f} s (median of {cold}: {median(found.cold):.2f}); {found.memory:.0f} MiB; "
+        f"\n{name}: raw loop {measured.raw_rate:.1f}/s, p99 {percentile(raw, 0.99):.0f} ms; cold start to first answer "
+        f"{min(measured.cold):.2f} s (median of {cold}: {median(measured.cold):.2f}); {measured.memory:.0f} MiB; "
         f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     if times:
-        server = Server(name, folder, picture, SERVERS_CORES)
+        server = Server(name, folder, image, SERVERS_CORES)
         try:
-            _under_load(server, found, seconds, times)
+            _under_load(server, measured, seconds, times)
         finally:
             server.end()
-    return found
+    return measured
 
 
-def _under_load(server: Server, found: Measured, seconds: float, times: Sequence[float]) -> None:
-    found.alone = closed_loop(server.target, 1, seconds / 2).of("200")
-    found.capacity = closed_loop(server.target, CLIENTS, seconds).per_second()
+def _under_load(server: Server, measured: Measured, seconds: float, times: Sequence[float]) -> None:
+    measured.alone = closed_loop(server.target, 1, seconds / 2).of("200")
+    measured.capacity = closed_loop(server.target, CLIENTS, seconds).per_second()
     print(
-        f"  one client: p50 {percentile(found.alone, 0.5):.0f} ms, p99 {percentile(found.alone, 0.99):.0f}; "
-        f"{CLIENTS} clients: {found.capacity:.1f}/s"
+        f"  one client: p50 {percentile(measured.alone, 0.5):.0f} ms, p99 {percentile(measured.alone, 0.99):.0f}; "
+        f"{CLIENTS} clients: {measured.capacity:.1f}/s"
     )
     for each in times:
-        load = found.loads[each] = open_loop(server.target, each * found.capacity, seconds)
+        load = measured.loads[each] = open_loop(server.target, each * measured.capacity, seconds)
         good = load.of("200")
         print(
             f"  {each:g} ×: offered {load.offered:6.1f}/s  good {load.per_second():6.1f}/s  within 1 s "
             f"{load.per_second(1.0):6.1f}/s  p50 {percentile(good, 0.5):5.0f} ms  p99 {percentile(good, 0.99):5.0f}  "
-            f"refused p99 {percentile(load.refused, 0.99):3.0f}  {load.told()}",
+            f"refused p99 {percentile(load.refused, 0.99):3.0f}  {load.summary()}",
             flush=True,
         )
-    found.slow = slow_headers(server.target)
-    found.ended = end_under_load(server.target, server.process.pid, found.capacity)
+    measured.slow = slow_headers(server.target)
+    measured.ended = end_under_load(server.target, server.process.pid, measured.capacity)
 
 
-def goals(all_found: dict[str, Measured]) -> None:
-    """One table: a row per goal, ours with a verdict, the others to compare."""
+def goals(all_measured: dict[str, Measured]) -> None:
+    """Print one table with a row per goal; our servers get a verdict, the others are for comparison."""
     rows: list[tuple[str, str, list[tuple[str, bool]]]] = []
 
     def row(goal: str, wanted: str, value: object, met: object) -> None:
-        rows.append((goal, wanted, [(value(found), bool(met(found))) for found in all_found.values()]))
+        rows.append((goal, wanted, [(value(measured), bool(met(measured))) for measured in all_measured.values()]))
 
     row("cold start to first answer, median s", "< 3", lambda f: f"{median(f.cold):.2f}", lambda f: median(f.cold) < 3)
-    if all(found.loads for found in all_found.values()):
+    if all(measured.loads for measured in all_measured.values()):
         row("most good answers per second, % of the raw loop", "≥ 85", lambda f: f"{100 * f.peak / f.raw_rate:.0f}",
             lambda f: f.peak >= 0.85 * f.raw_rate)  # fmt: skip
-        for each in sorted({each for found in all_found.values() for each in found.loads if each >= 2}):
+        for each in sorted({each for measured in all_measured.values() for each in measured.loads if each >= 2}):
             row(f"good at {each:g} ×, % of the most", "≥ 90",
                 lambda f, each=each: f"{100 * f.loads[each].per_second() / f.peak:.0f}",
                 lambda f, each=each: f.loads[each].per_second() >= 0.9 * f.peak)  # fmt: skip
-        last = max(max(found.loads) for found in all_found.values())
+        last = max(max(measured.loads) for measured in all_measured.values())
         row(f"p99 of good ones at {last:g} ×, ms, of at most (queue + 2 batches) / rate + 20 %", "≤",
             lambda f: f"{percentile(f.loads[last].of('200'), 0.99):.0f} of {1000 * _longest(f):.0f}",
             lambda f: percentile(f.loads[last].of("200"), 0.99) <= 1000 * _longest(f))  # fmt: skip
@@ -341,48 +346,48 @@ def goals(all_found: dict[str, Measured]) -> None:
             lambda f: f"{f.ended.lost}, {f.ended.left}, {'yes' if f.ended.port_open else 'no'}, {f.ended.seconds:.1f}",
             lambda f: not f.ended.lost and not f.ended.left and not f.ended.port_open
             and f.ended.seconds < 30)  # fmt: skip
-    names = list(all_found)
+    names = list(all_measured)
     print(f"\n| goal | wanted | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
     for goal, wanted, cells in rows:
-        told = [
+        texts = [
             f"{value} {'✓' if met else '✗'}" if name in OURS else value
             for name, (value, met) in zip(names, cells, strict=True)
         ]
-        print(f"| {goal} | {wanted} | {' | '.join(told)} |")
+        print(f"| {goal} | {wanted} | {' | '.join(texts)} |")
 
 
-def _longest(found: Measured) -> float:
-    """Seconds that a request behind a full queue may wait."""
-    return 1.2 * (QUEUE + 2 * BATCH) / found.peak
+def _longest(measured: Measured) -> float:
+    """Return the seconds that a request behind a full queue may wait."""
+    return 1.2 * (QUEUE + 2 * BATCH) / measured.peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds per load")
     parser.add_argument("--servers", default="patchloom,artifact,fastapi,litserve")
-    parser.add_argument("--times", default="0.5,1,2,4", help="of the capacity; '' measures cold starts alone")
-    parser.add_argument("--cold", type=int, default=3, help="starts of each server")
+    parser.add_argument("--times", default="0.5,1,2,4", help="multiples of the capacity; '' measures cold starts only")
+    parser.add_argument("--cold", type=int, default=3, help="starts per server")
     parser.add_argument("--workers", type=int, default=1, help="model processes of patchloom's servers")
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds until patchloom's servers give up")
-    parser.add_argument("--share-cores", action="store_true", help="the client has no core of its own")
-    parser.add_argument("--noise", type=int, default=0, help="busy processes beside the servers")
-    given = parser.parse_args()
-    WORKERS[0], DEADLINE[0] = given.workers, given.deadline
-    names = [name for name in given.servers.split(",") if name in OURS or importlib.util.find_spec(name)]
-    times = [float(each) for each in given.times.split(",") if each]
+    parser.add_argument("--share-cores", action="store_true", help="let the client share the cores of the servers")
+    parser.add_argument("--noise", type=int, default=0, help="busy processes on the cores of the servers")
+    args = parser.parse_args()
+    WORKERS[0], DEADLINE[0] = args.workers, args.deadline
+    names = [name for name in args.servers.split(",") if name in OURS or importlib.util.find_spec(name)]
+    times = [float(each) for each in args.times.split(",") if each]
     print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
     with tempfile.TemporaryDirectory() as root:
-        run, artifact, picture = Path(root) / "run", Path(root) / "artifact", jpeg()
+        run, artifact, image = Path(root) / "run", Path(root) / "artifact", jpeg()
         make_run(run)
         if "artifact" in names:
-            make_artifact(run, artifact, picture)
+            make_artifact(run, artifact, image)
         os.sched_setaffinity(0, CLIENT_CORES)
-        with noise(given.noise):
-            found = {
-                name: measure(name, artifact if name == "artifact" else run, picture, given.seconds, times, given.cold)
+        with noise(args.noise):
+            measured = {
+                name: measure(name, artifact if name == "artifact" else run, image, args.seconds, times, args.cold)
                 for name in names
             }
-    goals(found)
+    goals(measured)
 
 
 if __name__ == "__main__":

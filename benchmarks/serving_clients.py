@@ -15,7 +15,7 @@ SLOW_SOCKETS, SLOW_SECONDS = 50, 12.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where a server is, and what it is asked."""
+    """Port of a server, and the request to send."""
 
     port: int
     body: bytes
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    status: str  # "timeout" and "reset" where there was none
+    status: str  # "timeout" or "reset" if there was none
     began: float
     seconds: float
 
@@ -50,21 +50,21 @@ async def ask(target: Target) -> Answer:
 
 
 def percentile(seconds: list[float], share: float) -> float:
-    """In milliseconds; 0 where there is nothing."""
+    """Return a percentile in milliseconds; 0 for an empty list."""
     ordered = sorted(seconds)
     return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What became of requests offered for some seconds."""
+    """The responses to requests sent for some seconds."""
 
     answers: list[Answer]
     began: float
     seconds: float
 
     def per_second(self, within: float = TIMEOUT) -> float:
-        """Good answers, 200 within so many seconds, that came while requests were sent: what waits then is no rate."""
+        """Return the rate of good responses, a 200 `within` seconds, that arrived while requests were sent."""
         ends = self.began + self.seconds
         good = (one for one in self.answers if one.status == "200" and one.seconds <= within)
         return sum(one.began + one.seconds <= ends for one in good) / self.seconds
@@ -80,14 +80,14 @@ class Load:
     def refused(self) -> list[float]:
         return self.of("503", "429")
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return " ".join(
             f"{count} × {status}" for status, count in Counter(a.status for a in self.answers).most_common()
         )
 
 
 def closed_loop(target: Target, clients: int, seconds: float) -> Load:
-    """Clients that each send a request after the answer to the one before."""
+    """Run clients that each send a request after the response to the one before."""
     answers: list[Answer] = []
 
     async def one(ends: float) -> None:
@@ -103,7 +103,7 @@ def closed_loop(target: Target, clients: int, seconds: float) -> Load:
 
 
 def open_loop(target: Target, rate: float, seconds: float) -> Load:
-    """Requests at a fixed rate, whatever is answered."""
+    """Send requests at a fixed rate, whatever the responses are."""
 
     async def run() -> Load:
         tasks, began = [], time.perf_counter()
@@ -117,7 +117,7 @@ def open_loop(target: Target, rate: float, seconds: float) -> Load:
 
 
 def slow_headers(target: Target) -> list[float]:
-    """After how many seconds each of 50 sockets that send a byte of a header now and then was closed."""
+    """Send headers byte by byte on 50 sockets; return after how many seconds each was closed."""
 
     async def one() -> float:
         reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
@@ -141,20 +141,20 @@ def slow_headers(target: Target) -> list[float]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a server left when it was told to stop under load."""
+    """What SIGTERM under load left of a server."""
 
-    lost: int  # requests sent before the signal that got no answer
+    lost: int  # requests sent before the signal without a response
     seconds: float  # until its process was gone
-    left: int  # processes of it that were not
+    left: int  # processes that were still running then
     port_open: bool
 
 
 def end_under_load(target: Target, pid: int, rate: float) -> Ended:
-    """SIGTERM in the middle of a second and a half of requests."""
-    told: list[float] = []
+    """Send SIGTERM after one of one and a half seconds of requests."""
+    signaled: list[float] = []
 
     def tell() -> None:
-        told.append(time.perf_counter())
+        signaled.append(time.perf_counter())
         os.kill(pid, signal.SIGTERM)
 
     async def run() -> list[Answer]:
@@ -166,15 +166,15 @@ def end_under_load(target: Target, pid: int, rate: float) -> Ended:
         return list(await asyncio.gather(*tasks))
 
     answers = asyncio.run(run())
-    while _lives(pid) and time.perf_counter() - told[0] < 40:
+    while _lives(pid) and time.perf_counter() - signaled[0] < 40:
         time.sleep(0.01)
-    seconds = time.perf_counter() - told[0]
-    lost = sum(one.began < told[0] - 0.02 and one.status in ("timeout", "reset") for one in answers)
+    seconds = time.perf_counter() - signaled[0]
+    lost = sum(one.began < signaled[0] - 0.02 and one.status in ("timeout", "reset") for one in answers)
     return Ended(lost, seconds, len(list(members(pid))), _is_open(target.port))
 
 
 def members(session: int) -> Iterator[int]:
-    """Living processes of a session."""
+    """Yield the process ids of a session that are running."""
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
             with open(f"/proc/{int(name)}/stat") as file:

@@ -1,10 +1,10 @@
-"""Slow clients of `patchloom serve` beside good ones: how long do the good ones wait?
+"""Slow and good clients of `patchloom serve` at the same time: how long do the good ones wait?
 
     python benchmarks/serving_slow.py --clients 1500 --slow body
     python benchmarks/serving_slow.py --clients 600 --slow header --open-files 256
 
 Slow clients send one byte of a body or a header per second, or keep a connection without a request, and connect again
-when they are cut. After 3 s a good request is sent every 0.25 s, for 20 s. Needs as many open files as clients.
+when they are cut off. After 3 s a good request is sent every 0.25 s, for 20 s. Needs as many open files as clients.
 """
 
 import argparse
@@ -70,12 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1500)
     parser.add_argument("--slow", choices=list(BEGINNINGS), default="body")
-    parser.add_argument("--open-files", type=int, help="that the server may have")
-    given = parser.parse_args()
+    parser.add_argument("--open-files", type=int, help="limit of open files of the server")
+    args = parser.parse_args()
 
     def limit() -> None:
-        if given.open_files:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, given.open_files))
+        if args.open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (args.open_files, args.open_files))
 
     with tempfile.TemporaryDirectory() as root:
         make_run(Path(root) / "run")
@@ -85,7 +85,7 @@ def main() -> None:
         while not text.rstrip().endswith("}"):
             text += server.stdout.readline()
         port = int(json.loads(text)["url"].rsplit(":", 1)[1])
-        answers, statuses = asyncio.run(attack(Target(port, jpeg(), "image/jpeg"), given.clients, given.slow))
+        answers, statuses = asyncio.run(attack(Target(port, jpeg(), "image/jpeg"), args.clients, args.slow))
         began = time.perf_counter()
         server.send_signal(signal.SIGTERM)
         server.wait(60)

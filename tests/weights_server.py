@@ -26,7 +26,7 @@ class Shelf:
     cut_after: list[int] = field(default_factory=list)  # bytes after which each answer in turn breaks off
     ranges: bool = True
     hub: bool = False  # answer as the Hugging Face hub does
-    asked: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
+    requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
     address: str = ""
 
 
@@ -47,7 +47,7 @@ def served(shelf: Shelf) -> Iterator[Shelf]:
 
         def _answer(self, *, with_body: bool) -> None:
             wanted = self.headers.get("Range", "")
-            shelf.asked.append((self.command, self.path, wanted))
+            shelf.requests.append((self.command, self.path, wanted))
             self.close_connection = True
             data = shelf.files.get(self.path)
             if data is None:

@@ -379,8 +379,8 @@ def test_every_option_keeps_the_contract(name, options) -> None:
 
 
 @pytest.mark.parametrize("given", [{0: 4, 1: 2}, {"0": 4, "1": 2}, ["1:2", "0:4"], ("0:4", "1:2")])
-def test_a_pyramid_of_tokens_as_python_a_recipe_and_a_config_say_it(given) -> None:
-    network = small("mixer_b16", pyramid=given)
+def test_a_pyramid_of_tokens_as_python_a_recipe_and_a_config_say_it(inputs) -> None:
+    network = small("mixer_b16", pyramid=inputs)
     assert network.config.pyramid == ("0:4", "1:2")
     larger = network.at_resolution((40, 64))
     with torch.no_grad():

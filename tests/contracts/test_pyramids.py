@@ -65,14 +65,14 @@ def test_gradients_reach_everything_the_maps_are_made_of(name) -> None:
 
 @every_family
 def test_gradient_checkpointing_gives_the_same_maps_and_gradients(name) -> None:
-    found = []
+    result = []
     for checkpointing in (False, True):
         network = small(name).train()
         network.gradient_checkpointing = checkpointing
         maps = network.pyramid(images(network))
         sum(each.square().mean() for each in maps).backward()
-        found.append([*maps, *(p.grad for p in network.parameters() if p.grad is not None)])
-    for plain, recomputed in zip(*found, strict=True):
+        result.append([*maps, *(p.grad for p in network.parameters() if p.grad is not None)])
+    for plain, recomputed in zip(*result, strict=True):
         torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -85,8 +85,8 @@ def test_another_resolution_and_an_absorbed_copy_give_maps_too(name) -> None:
     x = images(other)
     assert [tuple(each.shape) for each in other.pyramid(x)] == expected_shapes(other, x, (4, 8, 16, 32))
     lean = patchloom.absorb(network)
-    for given, expected in zip(lean.pyramid(images(network)), network.pyramid(images(network)), strict=True):
-        assert_same(given, expected)
+    for actual, expected in zip(lean.pyramid(images(network)), network.pyramid(images(network)), strict=True):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["patchconvnet_s60", "resnet50_attention_pool"])
@@ -107,8 +107,8 @@ def test_a_pyramid_compiles_in_one_graph(name) -> None:
     torch._dynamo.reset()
     network.pyramid_levels()  # as whoever builds on the maps has asked
     compiled = torch.compile(network.pyramid, backend="aot_eager", fullgraph=True)(x)
-    for given, expected in zip(compiled, network.pyramid(x), strict=True):
-        torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(compiled, network.pyramid(x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "options"), [
@@ -123,27 +123,27 @@ def test_a_pyramid_compiles_in_one_graph(name) -> None:
 def test_a_column_is_tapped_by_depth_at_its_patches(name, options) -> None:
     """Of 12 blocks those numbered 3, 5, 7 and 11 from 0; each map holds what the block left at each patch."""
     network = small(name, depth=12, **options)
-    x, seen = images(network), []
-    hooks = [block.register_forward_hook(lambda _b, _i, out: seen.append(out.clone())) for block in network.blocks]
+    x, outputs = images(network), []
+    hooks = [block.register_forward_hook(lambda _b, _i, out: outputs.append(out.clone())) for block in network.blocks]
     network.features(x)
     for hook in hooks:
         hook.remove()
-    for given, block in zip(network.pyramid(x), (3, 5, 7, 11), strict=True):
-        tokens = seen[block]
+    for actual, block in zip(network.pyramid(x), (3, 5, 7, 11), strict=True):
+        tokens = outputs[block]
         first = tokens.shape[1] - 16
         for row in range(4):
             for column in range(4):
-                assert torch.equal(given[:, :, row, column], tokens[:, first + 4 * row + column])
+                assert torch.equal(actual[:, :, row, column], tokens[:, first + 4 * row + column])
 
 
 @torch.no_grad()
 def test_stages_of_a_pyramidal_network_are_its_maps() -> None:
     network = small("smlpnet_t")
-    x, seen = images(network), []
+    x, outputs = images(network), []
     for stage in network.stages:
-        stage[-1].register_forward_hook(lambda _b, _i, out: seen.append(out.clone()))
-    for given, expected in zip(network.pyramid(x), seen, strict=True):
-        assert torch.equal(given, expected.permute(0, 3, 1, 2))
+        stage[-1].register_forward_hook(lambda _b, _i, out: outputs.append(out.clone()))
+    for actual, expected in zip(network.pyramid(x), outputs, strict=True):
+        assert torch.equal(actual, expected.permute(0, 3, 1, 2))
     assert network.pyramid_levels((2, 64)) == [Level(4, 8), Level(32, 64)]
 
 

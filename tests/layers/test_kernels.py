@@ -29,13 +29,13 @@ def leaves(low, *shapes):
 
 
 def same(kernel, plain, inputs, tolerance, with_gradients=True):
-    found, expected = kernel(*inputs), plain(*[each.float() for each in inputs])
-    found, expected = [each if isinstance(each, tuple) else (each,) for each in (found, expected)]
-    back = [torch.randn_like(one).float() for one in found] if with_gradients else []  # as rounded as what it meets
+    actual, expected = kernel(*inputs), plain(*[each.float() for each in inputs])
+    actual, expected = [each if isinstance(each, tuple) else (each,) for each in (actual, expected)]
+    back = [torch.randn_like(one).float() for one in actual] if with_gradients else []  # as rounded as what it meets
     inputs = inputs if with_gradients else []
-    pairs = [*zip(found, expected, strict=True)]
+    pairs = [*zip(actual, expected, strict=True)]
     if with_gradients:
-        own = torch.autograd.grad(found, inputs, [each.to(other.dtype) for each, other in zip(back, found)])
+        own = torch.autograd.grad(actual, inputs, [each.to(other.dtype) for each, other in zip(back, actual)])
         pairs += zip(own, torch.autograd.grad(expected, inputs, back), strict=True)
     for one, other in pairs:
         difference, size = (one.float() - other.float()).norm(), other.float().norm()
@@ -53,7 +53,7 @@ def attended(qkv, before, after, bias):
     return (weights @ v).transpose(1, 2).flatten(2)
 
 
-def beside(maps, rows, row_bias, columns, column_bias):
+def concat_plain(maps, rows, row_bias, columns, column_bias):
     mixed = torch.einsum("vw,bhwc->bhvc", rows, maps) + row_bias[:, None]
     return torch.cat([maps, mixed, torch.einsum("gh,bhwc->bgwc", columns, maps) + column_bias[:, None, None]], dim=-1)
 
@@ -61,54 +61,54 @@ def beside(maps, rows, row_bias, columns, column_bias):
 # Interpreted products of two bytes a number are wrong in Triton, so they are tried on a GPU alone.
 for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVICE == "cuda" else [])):
     for b, h, t, n in ((2, 4, 5, 7), (1, 3, 17, 19)):
-        given = leaves(low, (b, h, t, n), (h, h), (h,), (h, h), (h,))
-        for seen in (n, n - 3):
-            kernel = lambda *x: talking_heads.talking_heads(*x, seen)
-            same(kernel, lambda x, *w: F.pad(heads(x[..., :seen], *w), (0, n - seen)), given, tolerance)
+        tensors = leaves(low, (b, h, t, n), (h, h), (h,), (h, h), (h,))
+        for num_keys in (n, n - 3):
+            kernel = lambda *x: talking_heads.talking_heads(*x, num_keys)
+            same(kernel, lambda x, *w: F.pad(heads(x[..., :num_keys], *w), (0, n - num_keys)), tensors, tolerance)
     for b, n, m, c in ((3, 7, 7, 130), (1, 19, 5, 3), (2, 56, 1, 16)):
-        given = leaves(low, (b, n, c), (m, n), (m,))
-        same(mixing.mixed, lambda x, w, s: w @ x + s[:, None], given, tolerance)
+        tensors = leaves(low, (b, n, c), (m, n), (m,))
+        same(mixing.mixed, lambda x, w, s: w @ x + s[:, None], tensors, tolerance)
     for b, n, c in ((2, 7, 130), (1, 66, 24)):
-        given = [each.detach() for each in leaves(low, (b, n, c), (n, n), (c,), (n, c))]
+        tensors = [each.detach() for each in leaves(low, (b, n, c), (n, n), (c,), (n, c))]
         plain = lambda x, w, scale, shift: x + scale * (w @ x + shift)
-        same(mixing.mixed_and_added, plain, given, tolerance, with_gradients=False)
+        same(mixing.mixed_and_added, plain, tensors, tolerance, with_gradients=False)
     for b, n, c, d, how in ((2, 5, 7, 9, "none"), (1, 17, 130, 70, "tanh")):
-        given = leaves(low, (b, n, c), (b, n, c), (d, n), (d,), (n, d), (n,))
+        tensors = leaves(low, (b, n, c), (b, n, c), (d, n), (d,), (n, d), (n,))
         plain = lambda to, x, u, s, v, t: to + v @ F.gelu(u @ x + s[:, None], approximate=how) + t[:, None]
-        same(lambda *x: token_mlp.token_mlp(*x, how == "tanh"), plain, given, tolerance)
+        same(lambda *x: token_mlp.token_mlp(*x, how == "tanh"), plain, tensors, tolerance)
     for b, n, c, d, e, how in ((2, 5, 7, 9, 3, "none"), (1, 77, 12, 130, 20, "tanh"), (3, 33, 4, 260, 8, "none")):
-        given = leaves(low, (b, n, c), (d, c), (d,), (e, d), (e,))
+        tensors = leaves(low, (b, n, c), (d, c), (d,), (e, d), (e,))
         plain = lambda x, u, s, v, t: F.linear(F.gelu(F.linear(x, u, s), approximate=how), v, t)
-        same(lambda *x: gelu_mlp.GeluMLP.apply(*x, how == "tanh"), plain, given, tolerance)
-    given = [each.detach() for each in leaves(low, (2, 3, 5), (7, 5), (7,))]
-    same(linear_gelu.linear_gelu, lambda x, w, s: F.gelu(F.linear(x, w, s)), given, 1e-2, with_gradients=False)
+        same(lambda *x: gelu_mlp.GeluMLP.apply(*x, how == "tanh"), plain, tensors, tolerance)
+    tensors = [each.detach() for each in leaves(low, (2, 3, 5), (7, 5), (7,))]
+    same(linear_gelu.linear_gelu, lambda x, w, s: F.gelu(F.linear(x, w, s)), tensors, 1e-2, with_gradients=False)
     for b, t, h, d in ((2, 5, 4, 6), (1, 19, 3, 50), (1, 33, 8, 16)):
-        given = [each.detach() for each in leaves(low, (b, t, 3 * h * d), (h, h), (h, h), (h,))]
-        same(talking_attention.talking_attention, attended, given, tolerance, with_gradients=False)
+        tensors = [each.detach() for each in leaves(low, (b, t, 3 * h * d), (h, h), (h, h), (h,))]
+        same(talking_attention.talking_attention, attended, tensors, tolerance, with_gradients=False)
     for b, h, w, c in ((2, 3, 5, 4), (1, 17, 9, 130)):
-        given = [each.detach() for each in leaves(low, (b, h, w, c), (w, w), (w,), (h, h), (h,))]
-        same(rows_and_columns.concat_rows_and_columns, beside, given, tolerance, with_gradients=False)
+        tensors = [each.detach() for each in leaves(low, (b, h, w, c), (w, w), (w,), (h, h), (h,))]
+        same(rows_and_columns.concat_rows_and_columns, concat_plain, tensors, tolerance, with_gradients=False)
     for b, p, c, d in ((2, 5, 7, 9), (3, 70, 130, 140)):
-        given = [each.detach() for each in leaves(low, (b, p, d), (b, p, c), (b, c), (d, c), (d,))]
+        tensors = [each.detach() for each in leaves(low, (b, p, d), (b, p, c), (b, c), (d, c), (d,))]
         plain = lambda to, x, gate, w, s: to + F.linear(x * gate[:, None], w, s)
-        same(gated_linear.gated_linear, plain, given, tolerance, with_gradients=False)
-        given = [each.detach() for each in leaves(low, (b, p, c), (c,))]
+        same(gated_linear.gated_linear, plain, tensors, tolerance, with_gradients=False)
+        tensors = [each.detach() for each in leaves(low, (b, p, c), (c,))]
         plain = lambda x, s: (F.gelu(x + s), F.gelu(x + s).mean(dim=1))
-        same(gelu.gelu_and_mean, plain, given, tolerance, with_gradients=False)
-        given = [each.detach() for each in leaves(low, (b, p, c), (c,), (c,))]
-        same(gelu.affine_gelu, lambda x, w, s: F.gelu(w * x + s), given, tolerance, with_gradients=False)
+        same(gelu.gelu_and_mean, plain, tensors, tolerance, with_gradients=False)
+        tensors = [each.detach() for each in leaves(low, (b, p, c), (c,), (c,))]
+        same(gelu.affine_gelu, lambda x, w, s: F.gelu(w * x + s), tensors, tolerance, with_gradients=False)
         plain = lambda x, w, s: F.layer_norm(x, (c,), w, s, 1e-5)
-        same(lambda *x: layer_norm.layer_norm(*x, 1e-5), plain, given, tolerance, with_gradients=False)
+        same(lambda *x: layer_norm.layer_norm(*x, 1e-5), plain, tensors, tolerance, with_gradients=False)
     for shape in ((2, 5, 7, 6), (4, 8, 8, 40), (3, 1, 67, 130)):
         x, *weights = leaves(low, shape, shape[-1:], shape[-1:])
         x = (3 + x).detach().requires_grad_()
         plain = lambda x, w, s: F.gelu(F.batch_norm(x.flatten(0, 2), None, None, w, s, True)).view_as(x)
         same(lambda *x: batch_norm_gelu.batch_norm_gelu(*x, 1e-5)[0], plain, [x, *weights], 2 * tolerance)
-        found = batch_norm_gelu.batch_norm_gelu(x, *weights, 1e-5)[1:]
-        for one, other in zip(found, (x.float().mean((0, 1, 2)), x.float().var((0, 1, 2), correction=0)), strict=True):
+        actual = batch_norm_gelu.batch_norm_gelu(x, *weights, 1e-5)[1:]
+        for one, other in zip(actual, (x.float().mean((0, 1, 2)), x.float().var((0, 1, 2), correction=0)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    given = [each.detach() for each in leaves(low, (2, 3, 4, 9))]
-    same(lambda x: layer_norm.layer_norm(x, None, None, 1e-6), lambda x: F.layer_norm(x, (9,), eps=1e-6), given,
+    tensors = [each.detach() for each in leaves(low, (2, 3, 4, 9))]
+    same(lambda x: layer_norm.layer_norm(x, None, None, 1e-6), lambda x: F.layer_norm(x, (9,), eps=1e-6), tensors,
          tolerance, with_gradients=False)
 
 

@@ -40,9 +40,9 @@ def slow_search(
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 
-def assert_found(given: list[Hypothesis], expected: list[Hypothesis]) -> None:
-    assert [each.tokens for each in given] == [each.tokens for each in expected]
-    for one, other in zip(given, expected, strict=True):
+def assert_found(inputs: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [each.tokens for each in inputs] == [each.tokens for each in expected]
+    for one, other in zip(inputs, expected, strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-12)
         assert one.log_probability == pytest.approx(other.log_probability, abs=1e-12)
 
@@ -52,15 +52,15 @@ def assert_found(given: list[Hypothesis], expected: list[Hypothesis]) -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_it_is_the_slow_search(name, beams, penalty, seed) -> None:
     network = small(name, seed=seed)
-    found = beam_search(network, padded(SOURCES), beams=beams, length_penalty=penalty, n_best=beams)
-    for given, source in zip(found, SOURCES, strict=True):
-        assert_found(given, slow_search(network, source, beams, penalty, limit=9))
+    result = beam_search(network, padded(SOURCES), beams=beams, length_penalty=penalty, n_best=beams)
+    for inputs, source in zip(result, SOURCES, strict=True):
+        assert_found(inputs, slow_search(network, source, beams, penalty, limit=9))
 
 
 def test_hypotheses_end_at_many_lengths() -> None:
     """The comparison above would say little if all ended by the limit."""
-    found = [beam_search(small(name, seed=seed), padded(SOURCES), n_best=4) for name in BOTH for seed in range(5)]
-    assert len({len(each.tokens) for batch in found for sentence in batch for each in sentence}) >= 6
+    result = [beam_search(small(name, seed=seed), padded(SOURCES), n_best=4) for name in BOTH for seed in range(5)]
+    assert len({len(each.tokens) for batch in result for sentence in batch for each in sentence}) >= 6
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
@@ -79,9 +79,9 @@ def test_with_room_for_all_it_finds_the_best_there_is(name, penalty) -> None:
     everything.sort(key=lambda hypothesis: -hypothesis.score)
     assert len(everything) == 1 + 3 + 9 + 27
     beams = words**longest
-    (found,) = beam_search(network, source, beams=beams, length_penalty=penalty, max_length_b=longest, n_best=beams)
-    assert_found(found, everything)
-    assert UNKNOWN in {word for each in found for word in each.tokens}
+    (result,) = beam_search(network, source, beams=beams, length_penalty=penalty, max_length_b=longest, n_best=beams)
+    assert_found(result, everything)
+    assert UNKNOWN in {word for each in result for word in each.tokens}
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -90,11 +90,11 @@ def test_alone_or_in_a_batch_or_again(name) -> None:
     sources = [*SOURCES, [EOS], [], [7, EOS], [4, 5, 6, 7, 8, 9, 10, 11, 12, EOS]]
     together = beam_search(network, padded(sources), beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
     assert together == beam_search(network, padded(sources), beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
-    for given, source in zip(together, sources, strict=True):
+    for inputs, source in zip(together, sources, strict=True):
         alone = torch.tensor([source], dtype=torch.long)
         (expected,) = beam_search(network, alone, beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
-        assert_found(given, expected)
-        assert max(len(each.tokens) for each in given) <= int(0.5 * len(source) + 2)
+        assert_found(inputs, expected)
+        assert max(len(each.tokens) for each in inputs) <= int(0.5 * len(source) + 2)
 
 
 def test_best_first_and_as_many_as_wanted() -> None:
@@ -110,13 +110,13 @@ def test_best_first_and_as_many_as_wanted() -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_the_log_probability_is_the_networks(name) -> None:
     network = small(name)
-    for source, (found,) in zip(SOURCES, beam_search(network, padded(SOURCES)), strict=True):
-        target = torch.tensor([[BOS, *found.tokens]])
+    for source, (result,) in zip(SOURCES, beam_search(network, padded(SOURCES)), strict=True):
+        target = torch.tensor([[BOS, *result.tokens]])
         with torch.no_grad():
             logs = network(torch.tensor([source]), target)[0].log_softmax(dim=-1)
-        total = sum(logs[t, word].item() for t, word in enumerate([*found.tokens, EOS]))
-        assert found.log_probability == pytest.approx(total, abs=1e-12)
-        assert found.score == pytest.approx(total / (len(found.tokens) + 1) ** 0.6, abs=1e-12)
+        total = sum(logs[t, word].item() for t, word in enumerate([*result.tokens, EOS]))
+        assert result.log_probability == pytest.approx(total, abs=1e-12)
+        assert result.score == pytest.approx(total / (len(result.tokens) + 1) ** 0.6, abs=1e-12)
 
 
 def test_the_networks_length_is_the_limit() -> None:
@@ -124,22 +124,22 @@ def test_the_networks_length_is_the_limit() -> None:
     with torch.no_grad():  # EOS is never likely
         network.decoder_norm.weight.zero_()
         network.decoder_norm.bias.copy_(-100 * network.embedding.weight[EOS])
-    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
-    assert len(found.tokens) == 9
-    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=2, max_length_b=0)
-    assert found.tokens == ()
+    ((result,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
+    assert len(result.tokens) == 9
+    ((result,),) = beam_search(network, padded(SOURCES[:1]), beams=2, max_length_b=0)
+    assert result.tokens == ()
 
 
 def test_lower_precision_is_scored_in_float32() -> None:
     network = small("translation_resmlp_6").to(torch.bfloat16)
-    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
+    ((result,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
     cache = network.start(network.encode(padded(SOURCES[:1])), 1, 10)
     with torch.no_grad():
         logs = [
-            network.step(torch.tensor([word]), cache)[0].float().log_softmax(dim=-1) for word in (BOS, *found.tokens)
+            network.step(torch.tensor([word]), cache)[0].float().log_softmax(dim=-1) for word in (BOS, *result.tokens)
         ]
-    total = sum(log[word].item() for log, word in zip(logs, [*found.tokens, EOS], strict=True))
-    assert found.log_probability == pytest.approx(total, rel=1e-5)
+    total = sum(log[word].item() for log, word in zip(logs, [*result.tokens, EOS], strict=True))
+    assert result.log_probability == pytest.approx(total, rel=1e-5)
 
 
 def test_the_mode_is_left_as_it_was() -> None:
@@ -172,8 +172,8 @@ def test_turning_sentences_round_is_learned(name) -> None:
         loss.backward()
         optimizer.step()
     sources, targets = some(100)
-    found = beam_search(network, padded(sources))
-    assert sum(list(best.tokens) == text for (best,), text in zip(found, targets, strict=True)) >= 90
+    result = beam_search(network, padded(sources))
+    assert sum(list(best.tokens) == text for (best,), text in zip(result, targets, strict=True)) >= 90
 
 
 def test_no_sentences() -> None:
@@ -216,6 +216,6 @@ def test_late_but_likely_translations_are_found_unless_it_stops_early() -> None:
 def test_the_late_search_is_the_slow_one_that_goes_on() -> None:
     for seed in range(4):
         network = small("translation_resmlp_6", seed=seed)
-        found = beam_search(network, padded(SOURCES), beams=3, length_penalty=0.6, n_best=2, stop_early=False)
-        for given, source in zip(found, SOURCES, strict=True):
-            assert_found(given, slow_search(network, source, 3, 0.6, limit=9, wanted=2)[:2])
+        result = beam_search(network, padded(SOURCES), beams=3, length_penalty=0.6, n_best=2, stop_early=False)
+        for inputs, source in zip(result, SOURCES, strict=True):
+            assert_found(inputs, slow_search(network, source, 3, 0.6, limit=9, wanted=2)[:2])

@@ -1,4 +1,4 @@
-"""Recorded networks compute the same: with gradients, without, and where nothing can be replayed."""
+"""Captured networks compute the same as direct calls: with gradients, without, and if nothing can be replayed."""
 
 import pytest
 import torch
@@ -21,11 +21,11 @@ def small_network(**options: object) -> nn.Module:
 def test_it_stands_for_the_network() -> None:
     network, images = small_network(), torch.randn(2, 3, 32, 32)
     for inner in (network, CompiledByBlock(network)):
-        recorded = CapturedNetwork(inner)
-        assert unwrap(recorded) is network
-        assert recorded.config is network.config
-        assert list(recorded.state_dict()) == [f"_orig_mod.{name}" for name in network.state_dict()]
-        assert recorded.train(False)._orig_mod.training is False
+        captured = CapturedNetwork(inner)
+        assert unwrap(captured) is network
+        assert captured.config is network.config
+        assert list(captured.state_dict()) == [f"_orig_mod.{name}" for name in network.state_dict()]
+        assert captured.train(False)._orig_mod.training is False
     network.eval()
     torch.testing.assert_close(CapturedNetwork(network)(images), network(images))
 
@@ -66,10 +66,10 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
 
     tried: list[object] = []
     monkeypatch.setattr(recorded_module, "_Pass" if gradients else "capture", waits)
-    recorded = CapturedNetwork(Counts())
+    captured = CapturedNetwork(Counts())
     with pytest.warns(UserWarning, match="not permitted$"):
-        assert recorded(OnGpu()) == 1
-    assert recorded(OnGpu()) == 2
+        assert captured(OnGpu()) == 1
+    assert captured(OnGpu()) == 2
 
 
 @on_a_gpu
@@ -94,21 +94,21 @@ def test_training_is_the_same_to_the_bit() -> None:
 @on_a_gpu
 def test_two_passes_before_the_gradients_of_the_first() -> None:
     network = small_network(drop_path=0.0).cuda().eval()
-    recorded = CapturedNetwork(network)
+    captured = CapturedNetwork(network)
     first, second = (torch.randn(2, 3, 32, 32, device="cuda") for _ in range(2))
     expected = torch.autograd.grad(network(first).sum() + network(second).square().sum(), network.parameters())
-    found = torch.autograd.grad(recorded(first).sum() + recorded(second).square().sum(), network.parameters())
-    for one, other in zip(found, expected, strict=True):
+    result = torch.autograd.grad(captured(first).sum() + captured(second).square().sum(), network.parameters())
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other)
     other_size = torch.randn(3, 3, 32, 32, device="cuda")
-    torch.testing.assert_close(recorded(other_size), network(other_size))
+    torch.testing.assert_close(captured(other_size), network(other_size))
 
 
 @on_a_gpu
 def test_inference_follows_the_weights() -> None:
     network = small_network().cuda().eval().requires_grad_(False)
-    recorded = CapturedNetwork(network)
+    captured = CapturedNetwork(network)
     for count in (2, 3, 2):
         images = torch.randn(count, 3, 32, 32, device="cuda")
-        torch.testing.assert_close(recorded(images), network(images))
+        torch.testing.assert_close(captured(images), network(images))
         network.classifier.weight.mul_(2)

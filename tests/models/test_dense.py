@@ -28,9 +28,9 @@ def test_the_neck_makes_strides_4_8_16_and_32_of_any_patch(patch: int, layers: l
     neck = PyramidNeck([Level(patch, 6)] * 4)
     made = neck([torch.randn(2, 6, side // patch, side // patch)] * 4)
     assert [tuple(each.shape) for each in made] == [(2, 6, side // s, side // s) for s in (4, 8, 16, 32)]
-    found = [[type(part).__name__ for part in each] if isinstance(each, nn.Sequential) else type(each).__name__
+    result = [[type(part).__name__ for part in each] if isinstance(each, nn.Sequential) else type(each).__name__
              for each in neck.layers]  # fmt: skip
-    assert found == layers
+    assert result == layers
 
 
 def test_maps_that_have_their_strides_pass_the_neck_as_they_are() -> None:

@@ -127,12 +127,12 @@ def test_every_network_can_be_trained(name):
     unused = [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None]
     assert unused == []  # several processes would wait for their gradients for ever
     network.eval()
-    for _, size, found in find_objects(network, [batch_of()]):
+    for _, size, result in find_objects(network, [batch_of()]):
         assert size == (120, 128)
-        assert found.masks is None
-        assert found.boxes.shape == (len(found.scores), 4)
-        assert (found.boxes >= 0).all()
-        assert (found.boxes[:, 0::2] <= 128).all()
+        assert result.masks is None
+        assert result.boxes.shape == (len(result.scores), 4)
+        assert (result.boxes >= 0).all()
+        assert (result.boxes[:, 0::2] <= 128).all()
 
 
 def test_pictures_without_objects_teach_too():
@@ -209,15 +209,15 @@ def test_a_picture_is_answered_alike_whatever_was_seen_before_it():
     other.load_state_dict(network.state_dict())
     with torch.inference_mode():
         other(square, [(SIDE, SIDE)])
-        found, wanted = network(wide, [(SIDE // 2, SIDE)]), other(wide, [(SIDE // 2, SIDE)])
-    assert torch.equal(found[0]["scores"], wanted[0]["scores"])
+        result, wanted = network(wide, [(SIDE // 2, SIDE)]), other(wide, [(SIDE // 2, SIDE)])
+    assert torch.equal(result[0]["scores"], wanted[0]["scores"])
 
 
 def test_boxes_go_back_to_the_picture():
     output = {"boxes": torch.tensor([[10.0, 20, 30, 40]]), "labels": torch.tensor([2]), "scores": torch.tensor([0.9])}
-    found = in_image_pixels(output, (50, 100, 100, 300))
-    assert found.boxes.tolist() == [[30, 40, 90, 80]]
-    assert (found.categories.tolist(), found.masks) == ([1], None)
+    result = in_image_pixels(output, (50, 100, 100, 300))
+    assert result.boxes.tolist() == [[30, 40, 90, 80]]
+    assert (result.categories.tolist(), result.masks) == ([1], None)
 
 
 def test_boxes_are_not_rounded_in_bfloat16():
@@ -229,5 +229,5 @@ def test_boxes_are_not_rounded_in_bfloat16():
         assert features["0"].dtype == torch.bfloat16
         scores, boxes = network.rpn.head(list(features.values()))
         assert {each.dtype for each in (*scores, *boxes)} == {torch.float32}
-        found = network(torch.rand(1, 3, 64, 64), [(64, 64)])
-    assert found[0]["boxes"].dtype == torch.float32
+        result = network(torch.rand(1, 3, 64, 64), [(64, 64)])
+    assert result[0]["boxes"].dtype == torch.float32

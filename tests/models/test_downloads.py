@@ -45,11 +45,11 @@ def test_a_file_is_fetched_once_to_where_torch_hub_keeps_it(shelf, tmp_path, cap
     path = fetch_weights(weights)
     assert path == tmp_path / "torch" / "hub" / "checkpoints" / "resmlp_tiny.pth"
     assert path.read_bytes() == DATA
-    said = capsys.readouterr().err
-    assert "resmlp_s12:tiny" in said
-    assert "https://weights.example/deit/resmlp_tiny.pth" in said
+    output = capsys.readouterr().err
+    assert "resmlp_s12:tiny" in output
+    assert "https://weights.example/deit/resmlp_tiny.pth" in output
     assert fetch_weights(weights) == path
-    assert len(shelf.asked) == 1
+    assert len(shelf.requests) == 1
     assert left(path) == ["resmlp_tiny.pth"]
     assert capsys.readouterr().err == ""
 
@@ -73,8 +73,8 @@ def test_a_transfer_that_breaks_off_goes_on(shelf, cuts) -> None:
     shelf.files[f"{PLACE}resmlp_tiny.pth"] = DATA
     shelf.cut_after = list(cuts)
     assert fetch_weights(row()).read_bytes() == DATA
-    asked = [wanted for _, _, wanted in shelf.asked]
-    assert asked == ["", "bytes=1000-", "bytes=3000-"][: len(cuts) + 1]
+    requests = [wanted for _, _, wanted in shelf.requests]
+    assert requests == ["", "bytes=1000-", "bytes=3000-"][: len(cuts) + 1]
 
 
 def broken_off(shelf) -> None:
@@ -84,13 +84,13 @@ def broken_off(shelf) -> None:
     with pytest.raises(ResourceError, match="99,400"):
         fetch_weights(row())
     assert not url_path(row().url).exists()
-    shelf.asked.clear()
+    shelf.requests.clear()
 
 
 def test_the_next_command_goes_on(shelf) -> None:
     broken_off(shelf)
     assert fetch_weights(row()).read_bytes() == DATA
-    assert [wanted for _, _, wanted in shelf.asked] == ["bytes=3000-"]
+    assert [wanted for _, _, wanted in shelf.requests] == ["bytes=3000-"]
 
 
 def test_a_file_that_changed_meanwhile_begins_again(shelf) -> None:
@@ -189,7 +189,7 @@ def test_offline_asks_nobody_and_finds_what_is_here(shelf, tmp_path, monkeypatch
     assert "model.safetensors" in str(error.value)
     link = in_hub_cache(tmp_path, "timm/resmlp_tiny", DATA)
     assert fetch_weights(hub) == link
-    assert shelf.asked == []
+    assert shelf.requests == []
 
 
 def test_a_full_disk_is_one_line(shelf, monkeypatch) -> None:
@@ -227,9 +227,9 @@ def test_a_repository_of_the_hub_is_fetched_by_its_library(shelf, tmp_path, monk
     path = fetch_weights(weights)
     assert path.read_bytes() == DATA
     assert path.is_relative_to(tmp_path / "hub" / "models--timm--resmlp_tiny")
-    asked = len(shelf.asked)
+    requests = len(shelf.requests)
     assert fetch_weights(weights) == path
-    assert len(shelf.asked) == asked
+    assert len(shelf.requests) == requests
 
 
 def test_a_file_that_came_damaged_from_the_hub_is_removed(shelf, tmp_path, monkeypatch) -> None:
@@ -265,4 +265,4 @@ def test_of_two_processes_one_fetches(shelf) -> None:
     shelf.files[f"{PLACE}resmlp_tiny.pth"] = DATA
     both = [subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert {one.communicate(timeout=60)[0].strip() for one in both} == {str(url_path(row().url))}
-    assert len(shelf.asked) == 1
+    assert len(shelf.requests) == 1

@@ -146,8 +146,8 @@ def test_it_is_what_the_equations_say(name, options) -> None:
     network = small(name, **options)
     reference = Reference(network)
     with torch.no_grad():
-        given = network(padded(SOURCES), padded(TARGETS))
-    for row, source, target in zip(given, SOURCES, TARGETS, strict=True):
+        inputs = network(padded(SOURCES), padded(TARGETS))
+    for row, source, target in zip(inputs, SOURCES, TARGETS, strict=True):
         expected = torch.from_numpy(reference.logits(source, target))
         torch.testing.assert_close(row[: len(target)], expected, rtol=0, atol=1e-12)
 
@@ -236,8 +236,8 @@ def test_how_sentences_are_batched_changes_neither_loss_nor_gradients(name) -> N
 
     expected = measured([[i] for i in range(6)])
     for batches in ([[0, 1, 2, 3, 4, 5]], [[3, 1, 5], [2, 4, 0]], [[0, 4], [2, 5], [1, 3]]):
-        for given, wanted in zip(measured(batches), expected, strict=True):
-            torch.testing.assert_close(given, wanted, rtol=1e-11, atol=1e-11)
+        for inputs, wanted in zip(measured(batches), expected, strict=True):
+            torch.testing.assert_close(inputs, wanted, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", BOTH)

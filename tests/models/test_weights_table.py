@@ -119,4 +119,4 @@ def test_nothing_is_fetched_for_a_file_that_asks_for_it(tmp_path, monkeypatch) -
         assert "weights" in str(error.value)
         with pytest.raises(UsageError, match="resmlp_s12:in1k"):
             build_model("resmlp_s12:in1k")
-        assert shelf.asked == []
+        assert shelf.requests == []

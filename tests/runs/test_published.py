@@ -87,9 +87,9 @@ def test_published_weights_become_the_folder_of_a_run(online, tmp_path) -> None:
     card = (folder / "README.md").read_text()
     assert "Apache-2.0" in card
     assert "https://weights.example/deit/resmlp_tiny.pth" in card
-    asked = len(online.asked)
+    requests = len(online.requests)
     assert run_folder(NAME) == folder
-    assert len(online.asked) == asked == 1
+    assert len(online.requests) == requests == 1
     classifier = patchloom.load(NAME, device="cpu")
     _, network = tiny()
     pictures = torch.randn(2, 3, 32, 32)
@@ -124,7 +124,7 @@ def test_of_two_at_once_one_makes_it(online, monkeypatch) -> None:
 
     with ThreadPoolExecutor(2) as pool:  # flock keeps two openings of a file apart, in one process too
         assert set(pool.map(come, range(2))) == {published_folder(NAME)}
-    assert len(makes) == len(online.asked) == 1
+    assert len(makes) == len(online.requests) == 1
     assert read_run_files(published_folder(NAME)).labels[0] == "tench"
 
 
@@ -249,7 +249,7 @@ def test_training_from_them_and_with_them_as_teacher(online, fish, tmp_path, mon
     assert record.init == NAME
     assert f"--init {NAME}" in record.command(tmp_path / "run")
     assert patchloom.load("run", device="cpu").labels == (TENCH, GOLDFISH)
-    assert len(online.asked) == 1
+    assert len(online.requests) == 1
     before = (tmp_path / "run" / "weights.safetensors").stat().st_mtime_ns
     again = command(("train", fish, "--init", NAME, "--teacher", NAME, "--out", "run", *SHORT), monkeypatch, capsys)
     assert again.code == 0, again.errors
@@ -310,7 +310,7 @@ def test_a_folder_of_that_name_is_the_users(online, tmp_path) -> None:
 
 def test_is_here_asks_nobody(online) -> None:
     assert not named.is_downloaded(NAME)
-    assert online.asked == []
+    assert online.requests == []
     run_folder(NAME)
     assert named.is_downloaded(NAME)
 

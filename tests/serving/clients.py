@@ -16,7 +16,7 @@ LOOP = asyncio.new_event_loop()
 atexit.register(LOOP.close)
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -71,7 +71,7 @@ async def ask(
     body: bytes | Sequence[bytes] = b"",
     headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     query: str = "",
-) -> Told:
+) -> Reply:
     """One request; a body in parts comes in so many pieces."""
     parts = [body] if isinstance(body, bytes) else list(body)
     waiting = [
@@ -90,29 +90,29 @@ async def ask(
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": listed}
     await app(scope, receive, send)
     start, answer = sent
-    told = {name.decode(): value.decode() for name, value in start["headers"]}
-    return Told(start["status"], told, answer["body"])
+    reply = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Reply(start["status"], reply, answer["body"])
 
 
-def asked(app: App, *requests: tuple[Any, ...], **named: Any) -> list[Told]:
+def send_all(app: App, *requests: tuple[Any, ...], **named: Any) -> list[Reply]:
     """Requests that come together, each as `ask` takes it."""
 
-    async def run() -> list[Told]:
+    async def run() -> list[Reply]:
         await app.start()
-        told = await asyncio.gather(*(ask(app, *request, **named) for request in requests))
+        reply = await asyncio.gather(*(ask(app, *request, **named) for request in requests))
         for task in app.tasks:
             task.cancel()
-        return told
+        return reply
 
     return LOOP.run_until_complete(run())
 
 
-def post(app: App, path: str, body: Any = b"", kind: str = "image/png", query: str = "", **headers: str) -> Told:
+def post(app: App, path: str, body: Any = b"", kind: str = "image/png", query: str = "", **headers: str) -> Reply:
     """One answer of the model; what is no bytes is sent as JSON."""
     if isinstance(body, dict):
         body, kind = json.dumps(body).encode(), "application/json"
-    return asked(app, ("POST", path, body, {"content-type": kind, **headers}, query))[0]
+    return send_all(app, ("POST", path, body, {"content-type": kind, **headers}, query))[0]
 
 
-def get(app: App, path: str, **headers: str) -> Told:
-    return asked(app, ("GET", path, b"", headers))[0]
+def get(app: App, path: str, **headers: str) -> Reply:
+    return send_all(app, ("GET", path, b"", headers))[0]

@@ -14,7 +14,7 @@ from tests.golden import make
 from tests.serving.clients import InThisProcess
 
 GOLDEN = Path(make.__file__).parent
-PICTURES = [(GOLDEN / "pictures" / f"{number}.png").read_bytes() for number in range(3)]
+IMAGE_FILES = [(GOLDEN / "pictures" / f"{number}.png").read_bytes() for number in range(3)]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from patchloom.tasks.segmentation.segmenter import Segmenter
 from patchloom.tasks.table import task_named
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
-from tests.serving.clients import InThisProcess, asked
+from tests.serving.clients import InThisProcess, send_all
 from tests.serving.conftest import GOLDEN
 
 LABELS = ("ground", "red", "blue")
@@ -113,12 +113,12 @@ def over_http(app: PageApp) -> Iterator[str]:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             path, _, query = self.path.partition("?")
             with turn:
-                (told,) = asked(app, (self.command, path, body, dict(self.headers), query))
-            self.send_response(told.status)
-            for name, value in told.headers.items():
+                (reply,) = send_all(app, (self.command, path, body, dict(self.headers), query))
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(told.body)
+            self.wfile.write(reply.body)
 
         do_POST = do_GET  # noqa: N815
 

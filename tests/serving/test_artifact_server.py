@@ -21,13 +21,13 @@ pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
 HEAVY = ("torch", "torchvision", "timm", "onnx", "pandas", "scipy")
 
 
-def picture(color: tuple[int, int, int] = (10, 200, 30)) -> bytes:
+def png(color: tuple[int, int, int] = (10, 200, 30)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (40, 36), color).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-GREEN = picture()
+GREEN = png()
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def test_no_process_imports_torch(artifact: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     server = Server(serve_command(artifact))
     try:
-        status, _, told = server.ask("POST", "/predict?top=1", GREEN)
-        assert (status, json.loads(told)["results"][0]["answers"][0]["label"]) == (200, "green")
+        status, _, reply = server.ask("POST", "/predict?top=1", GREEN)
+        assert (status, json.loads(reply)["results"][0]["answers"][0]["label"]) == (200, "green")
         assert len(json.loads(server.ask("POST", "/embed", GREEN)[2])["results"][0]["vector"]) == 3
     finally:
         assert server.end() == ("", "")
@@ -68,10 +68,10 @@ def test_tritons_client_is_answered(two: Server) -> None:
         assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
         assert client.get_model_metadata("colours")["inputs"][0]["datatype"] == "BYTES"
         files = tritonclient.InferInput("image", [2], "BYTES")
-        files.set_data_from_numpy(np.array([picture((200, 0, 0)), GREEN], dtype=object))
-        found = client.infer("colours", [files], parameters={"top": 1})
-        assert found.as_numpy("label").tolist() == [[b"red"], [b"green"]]
-        assert found.as_numpy("probability").shape == (2, 1)
+        files.set_data_from_numpy(np.array([png((200, 0, 0)), GREEN], dtype=object))
+        inference = client.infer("colours", [files], parameters={"top": 1})
+        assert inference.as_numpy("label").tolist() == [[b"red"], [b"green"]]
+        assert inference.as_numpy("probability").shape == (2, 1)
         pixels = tritonclient.InferInput("image", [1, 16, 16, 3], "UINT8")
         for binary in (True, False):
             pixels.set_data_from_numpy(np.full((1, 16, 16, 3), (0, 0, 200), np.uint8), binary_data=binary)
@@ -87,11 +87,11 @@ def test_tritons_client_is_answered(two: Server) -> None:
 
 def test_one_of_two_model_processes_may_die(two: Server) -> None:
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(two.ask, "POST", "/predict", GREEN) for _ in range(60)]
-        until(lambda: sum(one.done() for one in asked) >= 5)
+        futures = [pool.submit(two.ask, "POST", "/predict", GREEN) for _ in range(60)]
+        until(lambda: sum(one.done() for one in futures) >= 5)
         os.kill(two.pids[0], signal.SIGKILL)
-        asked += [pool.submit(two.ask, "POST", "/predict", GREEN) for _ in range(60)]
-        assert {one.result()[0] for one in asked} == {200}
+        futures += [pool.submit(two.ask, "POST", "/predict", GREEN) for _ in range(60)]
+        assert {one.result()[0] for one in futures} == {200}
     until(lambda: two.number("model_processes") == 2)
     assert two.number("model_restarts_total") == 1
     assert not is_alive(two.pids[0])
@@ -103,7 +103,7 @@ def test_two_model_processes_answer_what_was_taken_and_end(artifact: Path) -> No
         os.kill(pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(40) as pool:
-            asked = [pool.submit(server.ask, "POST", "/predict", GREEN) for _ in range(40)]
+            futures = [pool.submit(server.ask, "POST", "/predict", GREEN) for _ in range(40)]
             slow = server.raw(post(len(GREEN), GREEN[:50]))
             until(lambda: server.number("queue_inputs") + server.number("in_process_inputs") == 40)
             until(lambda: server.number("held_bytes") == 40 * len(GREEN) + 50)
@@ -111,7 +111,7 @@ def test_two_model_processes_answer_what_was_taken_and_end(artifact: Path) -> No
             until(lambda: refuses(server.port))
             for pid in server.pids:
                 os.kill(pid, signal.SIGCONT)
-            assert [one.result()[0] for one in asked] == [200] * 40
+            assert [one.result()[0] for one in futures] == [200] * 40
         time.sleep(2 * HEARTBEAT_SECONDS)  # until the model is ready again, whatever the stop took
         slow.sendall(GREEN[50:])
         assert read_all(slow).startswith(b"HTTP/1.1 200 ")
@@ -126,7 +126,7 @@ def test_two_model_processes_answer_what_was_taken_and_end(artifact: Path) -> No
 @pytest.mark.slow
 def test_memory_does_not_grow_with_requests(two: Server) -> None:
     """Good ones, bad ones and those that are given up; of all processes together."""
-    bodies = [GREEN, GREEN[:60], b"junk", bytes(300_000), picture((1, 2, 3))]
+    bodies = [GREEN, GREEN[:60], b"junk", bytes(300_000), png((1, 2, 3))]
 
     def ask(number: int) -> int:
         path = ("/predict", "/embed", f"/nothing/{number}", "/predict?top=0", "/v2/models/colours/infer")[number % 5]

@@ -31,7 +31,7 @@ def test_a_refused_body_is_read_after_its_answer() -> None:
 
 
 def test_a_reason_is_json_whatever_a_client_sent() -> None:
-    told = error_response(overloaded('there is no "ö"\n', 3))
-    assert rb"there is no \"\u00f6\"\\n" in told.body
-    assert "3 s" in json.loads(told.body)["error"]
-    assert (told.status_code, told.headers["retry-after"]) == (503, "3")
+    reply = error_response(overloaded('there is no "ö"\n', 3))
+    assert rb"there is no \"\u00f6\"\\n" in reply.body
+    assert "3 s" in json.loads(reply.body)["error"]
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")

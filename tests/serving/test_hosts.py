@@ -8,8 +8,8 @@ import pytest
 from patchloom.serving.app import App
 from patchloom.serving.hosts import Hosts
 from patchloom_runtime.errors import UsageError
-from tests.serving.clients import asked, get
-from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.clients import get, send_all
+from tests.serving.conftest import GOLDEN, IMAGE_FILES
 
 LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 EVERYWHERE = Hosts("0.0.0.0", "0.0.0.0", 8000)
@@ -18,10 +18,10 @@ NAMED = Hosts("0.0.0.0", "0.0.0.0", 8000, ["Photos.example", "localhost:9000"])
 
 def status(app: App, hosts: Hosts, *headers: tuple[str, str], method: str = "GET") -> int:
     app.hosts = hosts
-    path, body = ("/", b"") if method == "GET" else ("/predict", PICTURES[0])
-    told = asked(app, (method, path, body, headers))[0]
-    assert "access-control-allow-origin" not in told.headers
-    return told.status
+    path, body = ("/", b"") if method == "GET" else ("/predict", IMAGE_FILES[0])
+    reply = send_all(app, (method, path, body, headers))[0]
+    assert "access-control-allow-origin" not in reply.headers
+    return reply.status
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from patchloom.serving.app import App
-from tests.serving.clients import asked, get, post
-from tests.serving.conftest import PICTURES
+from tests.serving.clients import get, post, send_all
+from tests.serving.conftest import IMAGE_FILES
 
 INFER = "/v2/models/golden/infer"
 
 
 def tensor(**changes: Any) -> dict[str, Any]:
-    data = [base64.b64encode(picture).decode() for picture in PICTURES[:2]]
+    data = [base64.b64encode(image_file).decode() for image_file in IMAGE_FILES[:2]]
     return {"name": "image", "datatype": "BYTES", "shape": [2], "data": data} | changes
 
 
@@ -31,10 +31,10 @@ def test_the_server_and_its_models_are_describe(app: App) -> None:
 
 
 def test_json_tensors(app: App, classifier) -> None:
-    told = post(app, INFER, {"id": "7", "inputs": [tensor()], "parameters": {"top": 2}}).json
-    assert (told["model_name"], told["id"]) == ("golden", "7")
-    label, probability = told["outputs"]
-    expected = classifier.predict(PICTURES[:2], top=2)
+    reply = post(app, INFER, {"id": "7", "inputs": [tensor()], "parameters": {"top": 2}}).json
+    assert (reply["model_name"], reply["id"]) == ("golden", "7")
+    label, probability = reply["outputs"]
+    expected = classifier.predict(IMAGE_FILES[:2], top=2)
     assert label["data"] == [name for one in expected for name, _ in one]
     assert probability["data"] == pytest.approx([share for one in expected for _, share in one])
     assert label["shape"] == probability["shape"] == [2, 2]
@@ -43,13 +43,13 @@ def test_json_tensors(app: App, classifier) -> None:
 
 
 def test_pixels_are_a_picture_too(app: App, classifier) -> None:
-    pixels = np.asarray(Image.open(io.BytesIO(PICTURES[0])).convert("RGB"))
-    given = tensor(datatype="UINT8", shape=[1, *pixels.shape], data=pixels.tolist())
-    told = post(app, INFER, {"inputs": [given], "outputs": [{"name": "label"}], "parameters": {"top": 1}}).json
-    assert told["outputs"][0]["data"] == [classifier.predict(pixels, top=1)[0][0]]
+    pixels = np.asarray(Image.open(io.BytesIO(IMAGE_FILES[0])).convert("RGB"))
+    fields = tensor(datatype="UINT8", shape=[1, *pixels.shape], data=pixels.tolist())
+    reply = post(app, INFER, {"inputs": [fields], "outputs": [{"name": "label"}], "parameters": {"top": 1}}).json
+    assert reply["outputs"][0]["data"] == [classifier.predict(pixels, top=1)[0][0]]
     raw = pixels.tobytes()
     head = {"inputs": [tensor(datatype="UINT8", shape=list(pixels.shape), parameters={"binary_data_size": len(raw)})]}
-    assert binary(app, head, raw).json["outputs"][0]["data"][0] == told["outputs"][0]["data"][0]
+    assert binary(app, head, raw).json["outputs"][0]["data"][0] == reply["outputs"][0]["data"][0]
 
 
 def binary(app: App, head: dict[str, Any], rest: bytes) -> Any:
@@ -60,14 +60,14 @@ def binary(app: App, head: dict[str, Any], rest: bytes) -> Any:
 
 
 def test_tensors_that_follow_the_json(app: App, classifier) -> None:
-    rest = b"".join(struct.pack("<I", len(picture)) + picture for picture in PICTURES[:2])
+    rest = b"".join(struct.pack("<I", len(image_file)) + image_file for image_file in IMAGE_FILES[:2])
     head = {"inputs": [tensor(parameters={"binary_data_size": len(rest)})], "parameters": {"binary_data_output": True}}
-    told = binary(app, head, rest)
-    length = int(told.headers["inference-header-content-length"])
-    label, probability = json.loads(told.body[:length])["outputs"]
+    reply = binary(app, head, rest)
+    length = int(reply.headers["inference-header-content-length"])
+    label, probability = json.loads(reply.body[:length])["outputs"]
     size = label["parameters"]["binary_data_size"]
-    words, shares = told.body[length : length + size], told.body[length + size :]
-    expected = classifier.predict(PICTURES[:2])
+    words, shares = reply.body[length : length + size], reply.body[length + size :]
+    expected = classifier.predict(IMAGE_FILES[:2])
     assert words == b"".join(struct.pack("<I", len(name)) + name.encode() for one in expected for name, _ in one)
     np.testing.assert_allclose(np.frombuffer(shares, "<f4"), [share for one in expected for _, share in one], rtol=1e-5)
     assert probability["parameters"]["binary_data_size"] == len(shares)
@@ -100,10 +100,10 @@ def test_what_is_wrong_is_said(app: App) -> None:
         ({"inputs": [tensor()], "outputs": 3}, ["'outputs'"]),
         ({"inputs": [tensor()], "id": 3}, ["'id'"]),
     ):
-        told = post(app, INFER, body)
-        assert told.status == 422, (body, told.error)
+        reply = post(app, INFER, body)
+        assert reply.status == 422, (body, reply.error)
         for fact in facts:
-            assert fact in told.error, body
+            assert fact in reply.error, body
     assert post(app, INFER, b"{}", "image/png").status == 415
     assert post(app, INFER, b"{}", "application/octet-stream").status == 415
     for length in ("3", "-1", "x", "９"):
@@ -116,17 +116,17 @@ def test_what_tritons_client_sends(app: App, classifier) -> None:
     head = (
         b'{"id":"7","inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
         b'"outputs":[{"name":"label","parameters":{"binary_data":true}},'
-        b'{"name":"probability","parameters":{"binary_data":true}}],"parameters":{"top":2}}' % (4 + len(PICTURES[0]))
+        b'{"name":"probability","parameters":{"binary_data":true}}],"parameters":{"top":2}}' % (4 + len(IMAGE_FILES[0]))
     )
-    body = head + struct.pack("<I", len(PICTURES[0])) + PICTURES[0]
+    body = head + struct.pack("<I", len(IMAGE_FILES[0])) + IMAGE_FILES[0]
     headers = {"inference-header-content-length": str(len(head)), "user-agent": "python/gevent-http-client-2.6.1"}
-    (told,) = asked(app, ("POST", INFER, body, headers))
-    assert told.status == 200
-    length = int(told.headers["inference-header-content-length"])
-    expected = classifier.predict(PICTURES[0], top=2)
+    (reply,) = send_all(app, ("POST", INFER, body, headers))
+    assert reply.status == 200
+    length = int(reply.headers["inference-header-content-length"])
+    expected = classifier.predict(IMAGE_FILES[0], top=2)
     words = b"".join(struct.pack("<I", len(name)) + name.encode() for name, _ in expected)
-    assert told.body[length:] == words + np.array([share for _, share in expected], "<f4").tobytes()
-    assert [one["shape"] for one in json.loads(told.body[:length])["outputs"]] == [[1, 2], [1, 2]]
-    given = {"inputs": [tensor()], "outputs": [{"name": "label", "parameters": {"binary_data": False}}]}
-    (told,) = asked(app, ("POST", INFER, json.dumps(given).encode(), {"user-agent": headers["user-agent"]}))
-    assert (told.status, told.json["outputs"][0]["shape"]) == (200, [2, 3])
+    assert reply.body[length:] == words + np.array([share for _, share in expected], "<f4").tobytes()
+    assert [one["shape"] for one in json.loads(reply.body[:length])["outputs"]] == [[1, 2], [1, 2]]
+    fields = {"inputs": [tensor()], "outputs": [{"name": "label", "parameters": {"binary_data": False}}]}
+    (reply,) = send_all(app, ("POST", INFER, json.dumps(fields).encode(), {"user-agent": headers["user-agent"]}))
+    assert (reply.status, reply.json["outputs"][0]["shape"]) == (200, [2, 3])

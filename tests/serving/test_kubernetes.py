@@ -24,31 +24,31 @@ def documents() -> dict[str, Any]:
 
 def options(container: dict[str, Any]) -> dict[str, Any]:
     """The command line of the container as `patchloom serve` understands it."""
-    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     app = typer.Typer()
     app.command()(verb(serve))
     command: Any = typer.main.get_command(app)
     assert (container["command"], container["args"][0]) == (["patchloom"], "serve")
     with command.make_context("serve", list(container["args"][1:])) as context:
-        found |= context.params
-    return found
+        params |= context.params
+    return params
 
 
 def test_ports_probes_and_the_end(documents: dict[str, Any], app: App) -> None:
     pod = documents["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    given = options(container)
-    assert given["host"] == "0.0.0.0"
-    assert given["source"].startswith(container["volumeMounts"][0]["mountPath"])
-    assert container["ports"] == [{"name": "http", "containerPort": given["port"]}]
+    params = options(container)
+    assert params["host"] == "0.0.0.0"
+    assert params["source"].startswith(container["volumeMounts"][0]["mountPath"])
+    assert container["ports"] == [{"name": "http", "containerPort": params["port"]}]
     for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
         assert path in PROBES  # a probe has no key
         assert get(app, path).status == 200
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] >= waited + given["deadline"] + LAST_SECONDS + STOP_SECONDS
+    assert pod["terminationGracePeriodSeconds"] >= waited + params["deadline"] + LAST_SECONDS + STOP_SECONDS
     assert container["env"][0]["name"] == "PATCHLOOM_API_KEY"
-    assert int(container["resources"]["limits"]["cpu"]) % given["processes"] == 0
+    assert int(container["resources"]["limits"]["cpu"]) % params["processes"] == 0
     assert pod["securityContext"]["runAsNonRoot"]
 
 

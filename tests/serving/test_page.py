@@ -32,15 +32,15 @@ from patchloom.serving.served_model import load_served
 from patchloom.serving.server import free_port
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
-from tests.serving.clients import LOOP, Told, asked, post
-from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.clients import LOOP, Reply, post, send_all
+from tests.serving.conftest import GOLDEN, IMAGE_FILES
 from tests.serving.pages import COLORS, MODELS, page_of
 
 HERE = {"host": "127.0.0.1:8000"}
 
 
-def ask(app: PageApp, method: str, path: str, body: bytes = b"", query: str = "") -> Told:
-    return asked(app, (method, path, body, HERE, query))[0]
+def ask(app: PageApp, method: str, path: str, body: bytes = b"", query: str = "") -> Reply:
+    return send_all(app, (method, path, body, HERE, query))[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
     if kind == "translator":
         pytest.importorskip("sentencepiece")
     app = page_of(MODELS[kind](tmp_path))
-    told = ask(app, "GET", "/")
-    html, policy = told.body.decode(), told.headers["content-security-policy"]
-    assert (told.status, told.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    reply = ask(app, "GET", "/")
+    html, policy = reply.body.decode(), reply.headers["content-security-policy"]
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     styles = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert (len(scripts), len(styles)) == (1, 1)
@@ -87,61 +87,63 @@ def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
 def test_what_speaks_for_a_class(tmp_path: Path) -> None:
     served = MODELS["classifier"](tmp_path)
     model, app = served.model, page_of(served)
-    likeliest, other = (name for name, _ in model.predict(PICTURES[0], top=2))
-    found = {}
+    likeliest, other = (name for name, _ in model.predict(IMAGE_FILES[0], top=2))
+    maps_by_label = {}
     for label in (None, other):
-        told = post(app, "/explain", PICTURES[0], query=f"label={label}" if label else "", **HERE).json["results"][0]
-        assert told["label"] == (label or likeliest)
-        assert [one["label"] for one in told["answers"]] == [name for name, _ in model.predict(PICTURES[0], top=3)]
-        found[told["label"]] = np.array(told["map"])
-    shown = network_inputs(model.model, model.preprocessing, PICTURES[:1])
-    both = [class_map(shown.network, shown.images, torch.tensor([model.labels.index(name)])) for name in found]
-    for values, maps in zip(found.values(), both, strict=True):
+        reply = post(app, "/explain", IMAGE_FILES[0], query=f"label={label}" if label else "", **HERE).json["results"][
+            0
+        ]
+        assert reply["label"] == (label or likeliest)
+        assert [one["label"] for one in reply["answers"]] == [name for name, _ in model.predict(IMAGE_FILES[0], top=3)]
+        maps_by_label[reply["label"]] = np.array(reply["map"])
+    shown = network_inputs(model.model, model.preprocessing, IMAGE_FILES[:1])
+    both = [class_map(shown.network, shown.images, torch.tensor([model.labels.index(name)])) for name in maps_by_label]
+    for values, maps in zip(maps_by_label.values(), both, strict=True):
         np.testing.assert_allclose(values, strengths(maps, "evidence", both[0])[0].numpy(), atol=6e-4)
-    assert np.abs(found[likeliest]).max() == 1
-    seen = Image.open(io.BytesIO(base64.b64decode(told["seen"])))
-    assert np.array_equal(np.asarray(seen), np.asarray(shown.input_images[0]))
+    assert np.abs(maps_by_label[likeliest]).max() == 1
+    input_image = Image.open(io.BytesIO(base64.b64decode(reply["seen"])))
+    assert np.array_equal(np.asarray(input_image), np.asarray(shown.input_images[0]))
     for query, fact in (("label=squirrel", "'squirrel'"), ("label=" + "x" * 1001, "1000"), ("path=a", "'path'")):
-        told = post(app, "/explain", PICTURES[0], query=query, **HERE)
-        assert (told.status, fact in told.error, "\n" in told.error) == (422, True, False), told.error
+        reply = post(app, "/explain", IMAGE_FILES[0], query=query, **HERE)
+        assert (reply.status, fact in reply.error, "\n" in reply.error) == (422, True, False), reply.error
     served = MODELS["without classes"](tmp_path)
-    told = post(page_of(served), "/explain", PICTURES[0], **HERE).json["results"][0]
-    assert (told["answers"], told["label"], told["kind"]) == ([], "", "share")
-    assert post(page_of(served), "/explain", PICTURES[0], query="label=a", **HERE).status == 422
+    reply = post(page_of(served), "/explain", IMAGE_FILES[0], **HERE).json["results"][0]
+    assert (reply["answers"], reply["label"], reply["kind"]) == ([], "", "share")
+    assert post(page_of(served), "/explain", IMAGE_FILES[0], query="label=a", **HERE).status == 422
 
 
 def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched: tuple[PageApp, Path]) -> None:
     app, folder = searched
-    picture = (folder / "files" / "crimson" / "0.jpg").read_bytes()
-    plain = post(app, "/search", picture, query="top=3", **HERE).json["results"][0]
+    image_file = (folder / "files" / "crimson" / "0.jpg").read_bytes()
+    plain = post(app, "/search", image_file, query="top=3", **HERE).json["results"][0]
     assert [one["thumbnail"] for one in plain["hits"]] == [one["match"] for one in plain["hits"]] == [None] * 3
     assert plain["answers"] == []
-    told = post(app, "/search", picture, query="top=12&neighbours=4&thumbnails=96", **HERE).json["results"][0]
-    assert [one["path"] for one in told["hits"]][:3] == [one["path"] for one in plain["hits"]]
-    assert told["answers"][0]["label"] == "crimson"
-    assert sum(one["probability"] for one in told["answers"]) == pytest.approx(1)
+    reply = post(app, "/search", image_file, query="top=12&neighbours=4&thumbnails=96", **HERE).json["results"][0]
+    assert [one["path"] for one in reply["hits"]][:3] == [one["path"] for one in plain["hits"]]
+    assert reply["answers"][0]["label"] == "crimson"
+    assert sum(one["probability"] for one in reply["answers"]) == pytest.approx(1)
     expected = {"crimson": "fine", "tomato": "temperature", "navy": None}
-    assert {one["label"]: one["match"] for one in told["hits"]} == expected
-    for one in told["hits"]:
+    assert {one["label"]: one["match"] for one in reply["hits"]} == expected
+    for one in reply["hits"]:
         small = Image.open(io.BytesIO(base64.b64decode(one["thumbnail"])))
         assert (small.format, small.size) == ("JPEG", (96, 64))
-    coarse = post(app, "/search", picture, query="top=12&neighbours=4&level=temperature", **HERE).json["results"][0]
-    assert [one["label"] for one in coarse["hits"]] == [COLORS[one["label"]] for one in told["hits"]]
+    coarse = post(app, "/search", image_file, query="top=12&neighbours=4&level=temperature", **HERE).json["results"][0]
+    assert [one["label"] for one in coarse["hits"]] == [COLORS[one["label"]] for one in reply["hits"]]
     assert coarse["answers"][0]["label"] == "warm"
     (folder / "files" / "navy" / "0.jpg").write_bytes(b"no picture")
-    told = post(app, "/search", picture, query="top=12&thumbnails=96", **HERE).json["results"][0]
-    assert sum(one["thumbnail"] is None for one in told["hits"]) == 1
+    reply = post(app, "/search", image_file, query="top=12&thumbnails=96", **HERE).json["results"][0]
+    assert sum(one["thumbnail"] is None for one in reply["hits"]) == 1
 
 
 def test_an_index_shows_images_of_the_named_folders_alone(tmp_path: Path) -> None:
     opened = MODELS["index"](tmp_path)
-    picture = (tmp_path / "files" / "navy" / "0.jpg").read_bytes()
+    image_file = (tmp_path / "files" / "navy" / "0.jpg").read_bytes()
     query = "top=12&thumbnails=96"
 
     def shown(app: PageApp) -> set[str]:
-        (told,) = post(app, "/search", picture, query=query, **HERE).json["results"]
-        assert len(told["hits"]) == 12
-        return {one["path"] for one in told["hits"] if one["thumbnail"] is not None}
+        (reply,) = post(app, "/search", image_file, query=query, **HERE).json["results"]
+        assert len(reply["hits"]) == 12
+        return {one["path"] for one in reply["hits"] if one["thumbnail"] is not None}
 
     assert shown(page_of(opened)) == set()
     assert "--images" in ask(page_of(opened), "GET", "/").body.decode()
@@ -186,8 +188,12 @@ def test_a_client_names_no_file(searched: tuple[PageApp, Path]) -> None:
         "neighbours=1001",
         "level=../..",
     ):
-        told = post(app, "/search", PICTURES[0], query=query, **HERE)
-        assert (told.status, "\n" in told.error, inside in told.error and "path=" not in query) == (422, False, False)
+        reply = post(app, "/search", IMAGE_FILES[0], query=query, **HERE)
+        assert (reply.status, "\n" in reply.error, inside in reply.error and "path=" not in query) == (
+            422,
+            False,
+            False,
+        )
     for path in ("/thumbnail", f"/thumbnails{inside}", inside, "/report/../index.json", "/report.html", "/app.js"):
         assert ask(app, "GET", path).status == 404, path
 
@@ -202,13 +208,13 @@ def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
     (run / "report.html").write_text("<!doctype html><title>the report</title>")
     app = page_of(model, str(run))
     assert 'href="/report"' in ask(app, "GET", "/").body.decode()
-    told = ask(app, "GET", "/report")
-    assert (told.status, b"the report" in told.body, told.headers["content-type"]) == (
+    reply = ask(app, "GET", "/report")
+    assert (reply.status, b"the report" in reply.body, reply.headers["content-type"]) == (
         200,
         True,
         "text/html; charset=utf-8",
     )
-    assert "script-src" not in told.headers["content-security-policy"].replace("default-src 'none'", "")
+    assert "script-src" not in reply.headers["content-security-policy"].replace("default-src 'none'", "")
     assert "/report" in ask(app, "GET", "/openapi.json").json["paths"]
     assert report_of(str(tmp_path), str(run)) == str(run / "report.html")
     assert report_of("resmlp_s12:in1k", None) is None
@@ -250,17 +256,17 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     with pytest.raises(UsageError, match=r"no-such-host\.invalid.*\b8000\b"):
         free_port("no-such-host.invalid", 8000)
     monkeypatch.setattr(server, "free_port", lambda _host, _port: 0)
-    told = command(("app", run), monkeypatch, capsys)
-    assert told.code == 0
-    assert "resmlp_s12" in told.output
-    assert told.output.endswith("\nhttp://127.0.0.1:1\n")
-    assert re.fullmatch(r"note: .*\b8000\b.*\n", told.errors)
+    reply = command(("app", run), monkeypatch, capsys)
+    assert reply.code == 0
+    assert "resmlp_s12" in reply.output
+    assert reply.output.endswith("\nhttp://127.0.0.1:1\n")
+    assert re.fullmatch(r"note: .*\b8000\b.*\n", reply.errors)
     assert (served[-1]["port"], served[-1]["name"], opened) == (0, "classifier", ["http://127.0.0.1:1"])
-    told = command(("app", run, "--no-browser", "--port", "7", "--host", "0.0.0.0", "--json"), monkeypatch, capsys)
-    assert (told.code, len(opened), served[-1]["port"]) == (0, 1, 7)
-    assert re.fullmatch(r"note: .*0\.0\.0\.0.*\n", told.errors)
-    told = command(("app", "no/run"), monkeypatch, capsys)
-    assert (told.code, told.errors.count("\n"), "no/run" in told.errors) == (2, 1, True)
+    reply = command(("app", run, "--no-browser", "--port", "7", "--host", "0.0.0.0", "--json"), monkeypatch, capsys)
+    assert (reply.code, len(opened), served[-1]["port"]) == (0, 1, 7)
+    assert re.fullmatch(r"note: .*0\.0\.0\.0.*\n", reply.errors)
+    reply = command(("app", "no/run", "--port", "7"), monkeypatch, capsys)
+    assert (reply.code, reply.errors.count("\n"), "no/run" in reply.errors) == (2, 1, True)
 
 
 def test_a_real_one() -> None:
@@ -273,7 +279,7 @@ def test_a_real_one() -> None:
         status, headers, body = started.ask("GET", "/")
         assert (status, b"<!doctype html>" in body) == (200, True)
         assert "default-src 'none'" in headers["content-security-policy"]
-        assert started.ask("POST", "/explain", PICTURES[0])[0] == 200
+        assert started.ask("POST", "/explain", IMAGE_FILES[0])[0] == 200
         assert started.ask("GET", "/", Host="evil.example")[0] == 421
     finally:
         started.process.send_signal(signal.SIGINT)
@@ -287,15 +293,15 @@ def test_a_real_one_of_an_index(tmp_path: Path) -> None:
 
     shutil.copytree(GOLDEN / "classifier", tmp_path / "run")
     os.mkfifo(tmp_path / "run" / "report.html")
-    pictures = tmp_path / "pictures"
-    shutil.copytree(GOLDEN / "pictures", pictures)
-    index(str(tmp_path / "run"), [str(pictures)], out=tmp_path / "index", device="cpu")
-    line = [sys.executable, "-m", "patchloom.cli", "app", str(tmp_path / "index"), "--images", str(pictures)]
+    image_folder = tmp_path / "pictures"
+    shutil.copytree(GOLDEN / "pictures", image_folder)
+    index(str(tmp_path / "run"), [str(image_folder)], out=tmp_path / "index", device="cpu")
+    line = [sys.executable, "-m", "patchloom.cli", "app", str(tmp_path / "index"), "--images", str(image_folder)]
     started = Server([*line, "--no-browser", "--port", "0", "--json", "-q"])
     children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
     try:
         assert started.ask("GET", "/report")[0] == 404
-        status, _, body = started.ask("POST", "/search?thumbnails=64&top=3", PICTURES[0])
+        status, _, body = started.ask("POST", "/search?thumbnails=64&top=3", IMAGE_FILES[0])
         assert status == 200
         assert all(hit["thumbnail"] for hit in json.loads(body)["results"][0]["hits"])
         assert len(children) == 2  # the model, and what makes thumbnails

@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.report.pictures.overlays import palette
 from patchloom_runtime.images.object_masks import ObjectMask
 from tests.report.test_browser import browser  # noqa: F401
-from tests.serving.conftest import PICTURES
+from tests.serving.conftest import IMAGE_FILES
 from tests.serving.pages import MODELS, over_http, page_of
 
 PHONE, SCREEN = 390, 1280
@@ -67,8 +67,8 @@ class Opened:
         self.page.wait_for_selector("#place:not([aria-busy]) #answer:not([hidden])")
 
     def drawn(self, canvas: str) -> str:
-        found: str = self.page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
-        return found
+        result: str = self.page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
+        return result
 
     def close(self) -> None:
         assert self.page.evaluate("document.documentElement.scrollWidth") <= self.width
@@ -89,7 +89,7 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
     opened = Opened(browser, addresses["index"], width, scheme)
     page = opened.page
     assert page.inner_text("#empty")
-    page.evaluate(DROP, ["a <b>.png", list(PICTURES[0])])
+    page.evaluate(DROP, ["a <b>.png", list(IMAGE_FILES[0])])
     opened.answered()
     best = page.inner_text("#rows .name >> nth=0")
     assert page.inner_text("#best").startswith(best)
@@ -132,23 +132,23 @@ def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, st
     answers = iter([(503, '{"error": "busy; try again in 1 s"}')])
 
     def busy(route: Any) -> None:
-        told = next(answers, None)
-        if told is None:
+        reply = next(answers, None)
+        if reply is None:
             route.continue_()
         else:
             route.fulfill(
-                status=told[0], body=told[1], headers={"Retry-After": "1", "Content-Type": "application/json"}
+                status=reply[0], body=reply[1], headers={"Retry-After": "1", "Content-Type": "application/json"}
             )
 
     page.route("**/predict*", busy)
-    page.evaluate(DROP, ["a.png", list(PICTURES[0])])
+    page.evaluate(DROP, ["a.png", list(IMAGE_FILES[0])])
     page.locator("#status", has_text="1 s").wait_for()
     opened.answered()
     assert not page.is_visible("#fault")
     assert page.locator("#rows input").count() == 0  # there are no maps to choose
     page.unroute("**/predict*")
     page.route("**/predict*", lambda route: route.abort())
-    page.evaluate(DROP, ["b.png", list(PICTURES[0])])
+    page.evaluate(DROP, ["b.png", list(IMAGE_FILES[0])])
     page.wait_for_selector("#fault:not([hidden])")
     for fact in ("b.png: ", "patchloom app"):
         assert fact in page.inner_text("#fault")
@@ -171,7 +171,7 @@ def test_a_picture_that_is_too_large_is_sent_smaller(addresses: dict[str, str], 
 def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
     opened = Opened(browser, addresses[kind], width)
     page = opened.page
-    page.evaluate(DROP, ["a.png", list(PICTURES[1])])
+    page.evaluate(DROP, ["a.png", list(IMAGE_FILES[1])])
     opened.answered()
     if kind == "detector":
         page.fill("#range", "5")
@@ -186,8 +186,8 @@ def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], brows
         assert page.locator("#rows label").count() == 1  # no object, beside the row for all of them
         bits = np.random.default_rng(0).random((40, 30)) > 0.3
         bits[:, 7:20] = True  # runs of more than one letter
-        found = page.evaluate("text => runsOf(text)", ObjectMask.of(bits).to_coco(bits.shape)["counts"])
-        inside = np.repeat(np.arange(len(found)) % 2 == 1, found)
+        result = page.evaluate("text => runsOf(text)", ObjectMask.of(bits).to_coco(bits.shape)["counts"])
+        inside = np.repeat(np.arange(len(result)) % 2 == 1, result)
         assert (bits == inside.reshape(30, 40).T).all()
     else:  # the colours alone are those of the classes
         page.click("#rows label:nth-child(1)")
@@ -217,7 +217,7 @@ def test_lines_are_translated(width: int, addresses: dict[str, str], browser: An
 
 def test_a_model_without_classes_shows_what_its_vector_is_made_of(addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
     opened = Opened(browser, addresses["without classes"], SCREEN)
-    opened.page.evaluate(DROP, ["a.png", list(PICTURES[0])])
+    opened.page.evaluate(DROP, ["a.png", list(IMAGE_FILES[0])])
     opened.answered()
     assert opened.page.inner_text("#for")
     assert not opened.page.is_visible("#best")

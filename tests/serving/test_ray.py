@@ -19,23 +19,23 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "serving.md"
 
 def ask(path: str, body: bytes | None = None) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:8000{path}", body, timeout=30) as told:
-            return told.status, told.read()
+        with urllib.request.urlopen(f"http://127.0.0.1:8000{path}", body, timeout=30) as reply:
+            return reply.status, reply.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
 
 
 def model_pids() -> list[int]:
-    found = []
+    pids = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             line = Path("/proc", name, "cmdline").read_bytes()
         except OSError:
             continue
         if b"patchloom.serving.model_process" in line and b"colours" in line and is_alive(int(name)):
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 @pytest.mark.slow
@@ -51,8 +51,8 @@ def test_ray_serve_answers_as_the_server_does(tmp_path: Path, monkeypatch: pytes
     try:
         exec(code.replace("/models/photos-onnx", str(artifact)), {})
         assert ask("/ready")[0] == 200
-        status, told = ask("/predict?top=1", GREEN)
-        assert (status, json.loads(told)["results"][0]["answers"][0]["label"]) == (200, "green")
+        status, reply = ask("/predict?top=1", GREEN)
+        assert (status, json.loads(reply)["results"][0]["answers"][0]["label"]) == (200, "green")
         assert ask("/predict", b"junk")[0] == 422
         assert ask("/nothing")[0] == 404
         assert ask("/v2/models/colours/ready")[0] == 200

@@ -18,32 +18,32 @@ from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.decode import MAX_PIXELS
 from tests.data.bad_images import READ, REFUSED
-from tests.serving.clients import asked, get, post
-from tests.serving.conftest import PICTURES, in_this_process
+from tests.serving.clients import get, post, send_all
+from tests.serving.conftest import IMAGE_FILES, in_this_process
 
-PNG = PICTURES[0]
+PNG = IMAGE_FILES[0]
 
 
-def in_base64(*pictures: bytes) -> list[str]:
-    return [base64.b64encode(picture).decode() for picture in pictures]
+def in_base64(*image_files: bytes) -> list[str]:
+    return [base64.b64encode(image_file).decode() for image_file in image_files]
 
 
 def test_classes_are_those_of_predict(app: App, classifier) -> None:
-    told = post(app, "/predict", PNG, query="top=2")
-    assert told.status == 200
+    reply = post(app, "/predict", PNG, query="top=2")
+    assert reply.status == 200
     expected = [{"label": name, "probability": share} for name, share in classifier.predict(PNG, top=2)]
-    assert told.json == {"results": [{"answers": expected}]}
-    assert [part.split(";")[0] for part in told.headers["server-timing"].split(", ")] == [
+    assert reply.json == {"results": [{"answers": expected}]}
+    assert [part.split(";")[0] for part in reply.headers["server-timing"].split(", ")] == [
         "upload", "queue", "batch", "model"]  # fmt: skip
 
 
 def test_many_pictures_of_one_request_and_many_requests_of_one_batch(app: App, classifier) -> None:
-    told = post(app, "/predict", {"images": in_base64(*PICTURES), "top": 1})
-    first = [classifier.predict(picture, top=1)[0][0] for picture in PICTURES]
-    assert [one["answers"][0]["label"] for one in told.json["results"]] == first
-    requests = [("POST", "/predict", picture, {}, f"top={top}") for picture in PICTURES for top in (1, 2)]
+    reply = post(app, "/predict", {"images": in_base64(*IMAGE_FILES), "top": 1})
+    first = [classifier.predict(image_file, top=1)[0][0] for image_file in IMAGE_FILES]
+    assert [one["answers"][0]["label"] for one in reply.json["results"]] == first
+    requests = [("POST", "/predict", image_file, {}, f"top={top}") for image_file in IMAGE_FILES for top in (1, 2)]
     requests.insert(2, ("POST", "/predict", PNG[:50], {}, "top=1"))
-    together = asked(app, *requests)
+    together = send_all(app, *requests)
     assert [one.status for one in together] == [200, 200, 422, 200, 200, 200, 200]
     good = [one for one in together if one.status == 200]
     assert [len(one.json["results"][0]["answers"]) for one in good] == [1, 2] * 3
@@ -52,9 +52,9 @@ def test_many_pictures_of_one_request_and_many_requests_of_one_batch(app: App, c
 
 
 def test_vectors_are_those_of_embed(app: App, classifier) -> None:
-    told = post(app, "/embed", {"images": in_base64(*PICTURES)})
-    vectors = np.array([one["vector"] for one in told.json["results"]], np.float32)
-    np.testing.assert_allclose(vectors, classifier.embed(PICTURES).numpy(), rtol=1e-5, atol=1e-6)
+    reply = post(app, "/embed", {"images": in_base64(*IMAGE_FILES)})
+    vectors = np.array([one["vector"] for one in reply.json["results"]], np.float32)
+    np.testing.assert_allclose(vectors, classifier.embed(IMAGE_FILES).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_every_bad_picture_is_answered_or_refused_with_its_reason(app: App, tmp_path) -> None:
@@ -64,14 +64,14 @@ def test_every_bad_picture_is_answered_or_refused_with_its_reason(app: App, tmp_
     for kind in kinds.values():
         kind.write(tmp_path / kind.file)
         files.append((tmp_path / kind.file).read_bytes())
-    answers = asked(app, *(("POST", "/predict", file) for file in files[:60]))
-    answers += asked(app, *(("POST", "/predict", file) for file in files[60:]))
-    for (name, kind), told in zip(kinds.items(), answers, strict=True):
-        assert told.status == (422 if kind.refused else 200), (name, told)
+    answers = send_all(app, *(("POST", "/predict", file) for file in files[:60]))
+    answers += send_all(app, *(("POST", "/predict", file) for file in files[60:]))
+    for (name, kind), reply in zip(kinds.items(), answers, strict=True):
+        assert reply.status == (422 if kind.refused else 200), (name, reply)
         if kind.refused:
-            assert told.error, name
-            assert "\n" not in told.error
-            assert str(tmp_path) not in told.error
+            assert reply.error, name
+            assert "\n" not in reply.error
+            assert str(tmp_path) not in reply.error
 
 
 def test_a_request_that_cannot_be_read(app: App) -> None:
@@ -87,10 +87,10 @@ def test_a_request_that_cannot_be_read(app: App) -> None:
         *(({"images": image, "top": top}, ["top", "1000"]) for top in (0, True, 2.5, "3", 10**400)),
     ]
     for body, facts in cases:
-        told = post(app, "/predict", body)
-        assert told.status == 422, (body, told)
+        reply = post(app, "/predict", body)
+        assert reply.status == 422, (body, reply)
         for fact in facts:
-            assert fact in told.error, body
+            assert fact in reply.error, body
     raw = [
         *((body, 400, "JSON") for body in (b"{", b"\xff", b'{"a":' + b"9" * 5000 + b"}", b"")),
         (b"[" * 10_000, 400, ""),
@@ -98,46 +98,46 @@ def test_a_request_that_cannot_be_read(app: App) -> None:
         (b"[]", 422, ""),
     ]
     for body, status, fact in raw:
-        told = post(app, "/predict", body, "application/json")
-        assert (told.status, fact in told.error) == (status, True), (body[:40], told)
+        reply = post(app, "/predict", body, "application/json")
+        assert (reply.status, fact in reply.error) == (status, True), (body[:40], reply)
     for query, status in (("top=0", 422), ("top=x", 422), ("top=1&top=2", 422), ("a=1", 422), ("top=%ff", 422),
                           ("&".join(f"a{n}=1" for n in range(99)), 400), ("top=１", 400)):  # fmt: skip
         assert post(app, "/predict", PNG, query=query).status == status, query
     for kind in ("text/plain", "multipart/form-data", "application/xml", "video/mp4", "x" * 5000, "image"):
-        told = post(app, "/predict", PNG, kind)
-        assert (told.status, "\n" in told.error) == (415, False)
+        reply = post(app, "/predict", PNG, kind)
+        assert (reply.status, "\n" in reply.error) == (415, False)
     assert post(app, "/predict", PNG, **{"content-encoding": "gzip"}).status == 415
 
 
 def test_the_size_of_a_body_and_of_a_picture_is_limited(classifier) -> None:
     limits = Limits(body_bytes=len(PNG), pixels=100)
     app = App(in_this_process(classifier, limits=limits), "small")
-    told = post(app, "/predict", PNG + b"x")
-    assert (told.status, told.headers["connection"]) == (413, "close")
-    told = post(app, "/predict", b"", **{"content-length": "99999999999999999999"})
-    assert (told.status, "99999999999999999999" in told.error) == (413, True)
+    reply = post(app, "/predict", PNG + b"x")
+    assert (reply.status, reply.headers["connection"]) == (413, "close")
+    reply = post(app, "/predict", b"", **{"content-length": "99999999999999999999"})
+    assert (reply.status, "99999999999999999999" in reply.error) == (413, True)
     assert app.admission.held_bytes == 0
-    told = post(app, "/predict", PNG)
-    assert (told.status, bool(re.search(r"\b100\b", told.error))) == (422, True)
+    reply = post(app, "/predict", PNG)
+    assert (reply.status, bool(re.search(r"\b100\b", reply.error))) == (422, True)
     assert Limits().pixels == MAX_PIXELS
 
 
 def test_a_path_or_method_that_is_not_there(app: App) -> None:
     tricks = "/../etc/passwd /predict/ //predict /predict/../embed /%2e%2e/x /search /models/load /v2/repository/index"
     for path in (*tricks.split(), "/v2/models/other", "/v2/models/golden/../golden", "/\x00", "/\n" * 2000):
-        told = get(app, path)
-        assert (told.status, "\n" in told.error) == (404, False)
-    (told,) = asked(app, ("PUT", "/predict", PNG))
-    assert (told.status, told.headers["allow"]) == (405, "POST")
-    (told,) = asked(app, ("HEAD", "/health"))
-    assert (told.status, told.body, told.headers["content-length"]) == (200, b"", str(len(b'{"live": true}')))
+        reply = get(app, path)
+        assert (reply.status, "\n" in reply.error) == (404, False)
+    (reply,) = send_all(app, ("PUT", "/predict", PNG))
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    (reply,) = send_all(app, ("HEAD", "/health"))
+    assert (reply.status, reply.body, reply.headers["content-length"]) == (200, b"", str(len(b'{"live": true}')))
 
 
 def test_a_key_is_asked_of_all_but_probes(classifier) -> None:
     app = App(in_this_process(classifier), "golden", api_key="secret")
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": "secre"}):
-        told = post(app, "/predict", PNG, **headers)
-        assert (told.status, told.headers["www-authenticate"]) == (401, "Bearer")
+        reply = post(app, "/predict", PNG, **headers)
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
     for headers in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
         assert post(app, "/predict", PNG, **headers).status == 200
     assert get(app, "/metrics").status == get(app, "/nothing").status == 401
@@ -163,9 +163,9 @@ def test_what_is_told_of_the_server(app: App) -> None:
 
 
 def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
-    app.processes._answers = {"predict": lambda pictures, _: [{"answers": [float("nan")]} for _ in pictures]}
-    told = post(app, "/predict", PNG)
-    assert (told.status, "nan" in told.body.decode().lower()) == (422, False)
+    app.processes._answers = {"predict": lambda image_files, _: [{"answers": [float("nan")]} for _ in image_files]}
+    reply = post(app, "/predict", PNG)
+    assert (reply.status, "nan" in reply.body.decode().lower()) == (422, False)
 
 
 def test_what_cannot_be_served_is_said() -> None:

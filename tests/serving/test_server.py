@@ -30,7 +30,7 @@ from patchloom.serving.messages import HEARTBEAT_SECONDS
 from patchloom.serving.server import listening
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
-from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.conftest import GOLDEN, IMAGE_FILES
 
 pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
 SCRIPT = """
@@ -62,20 +62,20 @@ class Server:
             more = self.process.stdout.readline()
             assert more, self.process.stderr.read()  # type: ignore[union-attr]
             text += more
-        told = json.loads(text)
-        self.pids: list[int] = told["pids"]
+        reply = json.loads(text)
+        self.pids: list[int] = reply["pids"]
         self.pid = self.pids[0]
-        self.port = int(told["url"].rsplit(":", 1)[1])
+        self.port = int(reply["url"].rsplit(":", 1)[1])
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, headers)
-            told = connection.getresponse()
-            data = told.read()
+            reply = connection.getresponse()
+            data = reply.read()
         finally:
             connection.close()
-        return told.status, {k.lower(): v for k, v in told.getheaders()}, data
+        return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
     def number(self, name: str) -> float:
         """A metric."""
@@ -150,13 +150,13 @@ def post(length: object, rest: bytes = b"", more: bytes = b"") -> bytes:
 def test_slow_clients_are_cut(server: Server) -> None:
     idle = server.raw(b"")
     half = server.raw(b"POST /predict HTTP/1.1\r\nHost: localhost\r\n")
-    kept = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    idle_after = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     slow = server.raw(post(1000, b"abc"))
     assert read_all(idle) == read_all(half) == b""
-    assert read_all(kept).endswith(b'{"live": true}')
-    told = read_all(slow)
-    assert told.startswith(b"HTTP/1.1 408 ")
-    assert re.search(rb"\b3 bytes\b.*\b1\.\d* s\b", told)
+    assert read_all(idle_after).endswith(b'{"live": true}')
+    reply = read_all(slow)
+    assert reply.startswith(b"HTTP/1.1 408 ")
+    assert re.search(rb"\b3 bytes\b.*\b1\.\d* s\b", reply)
 
 
 def test_headers_that_come_byte_by_byte_are_cut(server: Server) -> None:
@@ -192,10 +192,10 @@ def test_rude_clients_get_a_reason(server: Server) -> None:
     with server.raw(big + b"\r\n\r\n") as connection:
         assert connection.recv(20).startswith(b"HTTP/1.1 431 ")
     chunked = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    told = read_all(server.raw(chunked + b"ZZ\r\nabc"))
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert b'{"error": ' in told
-    whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(PICTURES[0]), PICTURES[0])
+    reply = read_all(server.raw(chunked + b"ZZ\r\nabc"))
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b'{"error": ' in reply
+    whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(IMAGE_FILES[0]), IMAGE_FILES[0])
     assert read_all(server.raw(chunked + whole)).startswith(b"HTTP/1.1 200 ")
     with server.raw(post(1000, b"abc")):
         pass  # gone in the middle of its body
@@ -203,32 +203,32 @@ def test_rude_clients_get_a_reason(server: Server) -> None:
         status, headers, data = server.ask("POST", path, bytes(30_000_000))
         assert (status, headers["connection"], "30000000 bytes" in json.loads(data)["error"]) == (413, "close", True)
     assert server.ask("GET", "/../../etc/passwd")[0] == 404
-    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+    assert server.ask("POST", "/predict", IMAGE_FILES[0])[0] == 200
 
 
 def test_a_full_queue_refuses_at_once_and_answers_the_others(server: Server, many: ThreadPoolExecutor) -> None:
     def ask(_: object) -> tuple[int, float, dict[str, str]]:
         began = time.monotonic()
-        status, headers, _ = server.ask("POST", "/predict", PICTURES[0])
+        status, headers, _ = server.ask("POST", "/predict", IMAGE_FILES[0])
         return status, time.monotonic() - began, headers
 
     with server.stopped():
-        asked = [many.submit(ask, None) for _ in range(40)]
+        futures = [many.submit(ask, None) for _ in range(40)]
         until(
             lambda: (
-                sum(one.done() for one in asked) + server.number("queue_inputs") + server.number("in_process_inputs")
+                sum(one.done() for one in futures) + server.number("queue_inputs") + server.number("in_process_inputs")
                 == 40
             )
         )
-        refused = [one.result() for one in asked if one.done()]
+        refused = [one.result() for one in futures if one.done()]
         assert 0 < server.number("queue_inputs") <= 16  # who says so never waits for the model
     assert all(status == 503 and int(headers["retry-after"]) >= 1 for status, _, headers in refused)
-    assert sum(one.result()[0] == 200 for one in asked) == 40 - len(refused) > 0
+    assert sum(one.result()[0] == 200 for one in futures) == 40 - len(refused) > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
 def test_requests_are_taken_without_ending_the_models_turn(server: Server) -> None:
-    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+    assert server.ask("POST", "/predict", IMAGE_FILES[0])[0] == 200
     threads = [int(name) for name in os.listdir(f"/proc/{server.process.pid}/task")]
     assert len(threads) > 1  # Granian's too
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
@@ -239,10 +239,10 @@ def test_a_model_that_dies_is_started_again_and_what_it_had_is_answered(
     server: Server, many: ThreadPoolExecutor
 ) -> None:
     with server.stopped():
-        asked = [many.submit(server.ask, "POST", "/predict", PICTURES[0]) for _ in range(12)]
+        futures = [many.submit(server.ask, "POST", "/predict", IMAGE_FILES[0]) for _ in range(12)]
         until(lambda: server.number("in_process_inputs"))
         os.kill(server.pid, signal.SIGKILL)
-        assert [one.result()[0] for one in asked] == [200] * 12
+        assert [one.result()[0] for one in futures] == [200] * 12
         dead, server.pid = server.pid, json.loads(server.ask("GET", "/ready")[2]) and _child(server.process.pid)
         assert dead != server.pid
     assert server.number("model_restarts_total") == 1
@@ -252,10 +252,10 @@ def test_a_stopped_model_is_not_ready_until_it_goes_on(server: Server) -> None:
     with server.stopped():
         until(lambda: server.ask("GET", "/ready")[0] == 503)
         assert str(server.pid) in json.loads(server.ask("GET", "/ready")[2])["reason"]
-        status, headers, _ = server.ask("POST", "/predict", PICTURES[0])
+        status, headers, _ = server.ask("POST", "/predict", IMAGE_FILES[0])
         assert (status, headers["retry-after"]) == (503, "1")
     until(lambda: server.ask("GET", "/ready")[0] == 200)
-    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+    assert server.ask("POST", "/predict", IMAGE_FILES[0])[0] == 200
 
 
 def _child(pid: int) -> int:
@@ -288,7 +288,7 @@ def test_1500_clients_that_send_slowly_keep_nobody_out() -> None:
 
     async def good(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(len(PICTURES[0]), PICTURES[0], b"Connection: close\r\n"))
+        writer.write(post(len(IMAGE_FILES[0]), IMAGE_FILES[0], b"Connection: close\r\n"))
         answer = await reader.read()
         writer.close()
         return answer[9:12]
@@ -336,16 +336,16 @@ def test_connections_are_bounded_by_open_files(monkeypatch) -> None:
 def test_told_to_stop_it_answers_what_it_took_and_leaves_nothing(many: ThreadPoolExecutor) -> None:
     server = Server(serve_command(GOLDEN / "classifier"))
     with server.stopped():
-        asked = [many.submit(server.ask, "POST", "/predict", PICTURES[0]) for _ in range(30)]
-        slow = server.raw(post(len(PICTURES[0]), PICTURES[0][:100]))
+        futures = [many.submit(server.ask, "POST", "/predict", IMAGE_FILES[0]) for _ in range(30)]
+        slow = server.raw(post(len(IMAGE_FILES[0]), IMAGE_FILES[0][:100]))
         until(lambda: server.number("queue_inputs") + server.number("in_process_inputs") == 30)
-        until(lambda: server.number("held_bytes") == 30 * len(PICTURES[0]) + 100)
+        until(lambda: server.number("held_bytes") == 30 * len(IMAGE_FILES[0]) + 100)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: refuses(server.port))
         assert server.process.poll() is None
-    assert [one.result()[0] for one in asked] == [200] * 30
+    assert [one.result()[0] for one in futures] == [200] * 30
     time.sleep(2 * HEARTBEAT_SECONDS)  # until the model is ready again, whatever the stop took
-    slow.sendall(PICTURES[0][100:])  # it was taken: its answer comes
+    slow.sendall(IMAGE_FILES[0][100:])  # it was taken: its answer comes
     assert read_all(slow).startswith(b"HTTP/1.1 200 ")
     assert server.process.wait(20) == 0
     assert not is_alive(server.pid)
@@ -392,11 +392,11 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(monkeypatch, capsys, t
             listening("127.0.0.1", port)
     with pytest.raises(UsageError, match=r"no-such-host\.invalid.*\b1\b"):
         listening("no-such-host.invalid", 1)
-    for given in (str(tmp_path), "no/run"):
-        told = command(("serve", given), monkeypatch, capsys)
-        assert (told.code, given in told.errors, told.errors.count("\n")) == (2, True, 1)
-    told = command(("serve", str(GOLDEN / "classifier"), "--api-key", " "), monkeypatch, capsys)
-    assert (told.code, "--api-key" in told.errors) == (2, True)
+    for source in (str(tmp_path), "no/run"):
+        reply = command(("serve", source), monkeypatch, capsys)
+        assert (reply.code, source in reply.errors, reply.errors.count("\n")) == (2, True, 1)
+    reply = command(("serve", str(GOLDEN / "classifier"), "--api-key", " "), monkeypatch, capsys)
+    assert (reply.code, "--api-key" in reply.errors) == (2, True)
     assert (is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0")) == (True,) * 3 + (
         False,
     )

@@ -110,11 +110,11 @@ def simulate(times: float, deadline: float, workers: int = 1) -> Outcome:
 
     async def run() -> None:
         async with working(Limits(batch=BATCH, deadline_seconds=deadline), workers) as processes:
-            asked = []
+            requests = []
             while _now() < SECONDS:
                 await asyncio.sleep(rng.expovariate(rate))
-                asked.append(asyncio.create_task(ask(processes.admission)))
-            await asyncio.gather(*asked)
+                requests.append(asyncio.create_task(ask(processes.admission)))
+            await asyncio.gather(*requests)
 
     virtual_time.run(run())
     attainable = SECONDS / 2 * sum(min(rate, workers / each) for each in (FAST, SLOW))

@@ -20,7 +20,7 @@ from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, get, post
-from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.conftest import GOLDEN, IMAGE_FILES
 from tests.serving.pages import LABELS, detector, segmenter
 
 
@@ -36,13 +36,13 @@ def app_for(task: str, model: Any) -> App:
 
 def test_classes_of_pixels() -> None:
     model = segmenter()
-    (told,) = post(app_for("segmentation", model), "/segment", PICTURES[0]).json["results"]
-    mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(told["mask"]))))
-    assert (mask == model.predict(PICTURES[0])).all()
-    assert mask.shape == (told["height"], told["width"])
-    assert sum(one["share"] for one in told["classes"]) == pytest.approx(1)
-    assert {one["label"]: (mask == one["number"]).mean() for one in told["classes"]} == pytest.approx(
-        {one["label"]: one["share"] for one in told["classes"]}
+    (reply,) = post(app_for("segmentation", model), "/segment", IMAGE_FILES[0]).json["results"]
+    mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(reply["mask"]))))
+    assert (mask == model.predict(IMAGE_FILES[0])).all()
+    assert mask.shape == (reply["height"], reply["width"])
+    assert sum(one["share"] for one in reply["classes"]) == pytest.approx(1)
+    assert {one["label"]: (mask == one["number"]).mean() for one in reply["classes"]} == pytest.approx(
+        {one["label"]: one["share"] for one in reply["classes"]}
     )
 
 
@@ -63,24 +63,24 @@ def test_artifacts() -> None:
     image = io.BytesIO()
     Image.new("RGB", (40, 36), (10, 200, 30)).save(image, "PNG")
     classifier = artifact(ArtifactClassifier, "classification", "logits", "embedding")
-    (told,) = post(classifier, "/predict", image.getvalue(), query="top=1").json["results"]
-    assert told["answers"][0]["label"] == "red"
+    (reply,) = post(classifier, "/predict", image.getvalue(), query="top=1").json["results"]
+    assert reply["answers"][0]["label"] == "red"
     assert len(post(classifier, "/embed", image.getvalue()).json["results"][0]["vector"]) == 3
     assert get(classifier, "/").json["network"] == "resmlp_s12"
-    (told,) = post(artifact(ArtifactSegmenter, "segmentation", "maps"), "/segment", image.getvalue()).json["results"]
-    assert told["classes"] == [{"number": 1, "label": "red", "share": 1.0}]
-    assert (told["height"], told["width"]) == (36, 40)
+    (reply,) = post(artifact(ArtifactSegmenter, "segmentation", "maps"), "/segment", image.getvalue()).json["results"]
+    assert reply["classes"] == [{"number": 1, "label": "red", "share": 1.0}]
+    assert (reply["height"], reply["width"]) == (36, 40)
 
 
 def test_objects() -> None:
     model = detector()
     app = app_for("detection", model)
-    assert post(app, "/detect", PICTURES[0], query="min_score=1.5").status == 422
-    (told,) = post(app, "/detect", PICTURES[0], query="min_score=0").json["results"]
-    found = model.predict(PICTURES[0], min_score=0.0)
-    assert [(one["label"], one["box"]) for one in told["objects"]] == [(one.name, list(one.box)) for one in found]
-    assert told["objects"]
-    assert set(told["objects"][0]["mask"]) == {"size", "counts"}
+    assert post(app, "/detect", IMAGE_FILES[0], query="min_score=1.5").status == 422
+    (reply,) = post(app, "/detect", IMAGE_FILES[0], query="min_score=0").json["results"]
+    objects = model.predict(IMAGE_FILES[0], min_score=0.0)
+    assert [(one["label"], one["box"]) for one in reply["objects"]] == [(one.name, list(one.box)) for one in objects]
+    assert reply["objects"]
+    assert set(reply["objects"][0]["mask"]) == {"size", "counts"}
 
 
 def test_translations() -> None:
@@ -89,15 +89,15 @@ def test_translations() -> None:
     model, app = served.model, app_of(served)
     lines = ["one two", ""]
     expected = [[each.text for each in of_line] for of_line in model.translate(lines, n_best=2)]
-    told = post(app, "/translate", {"lines": lines, "n_best": 2})
-    assert [[each["text"] for each in one["translations"]] for one in told.json["results"]] == expected
+    reply = post(app, "/translate", {"lines": lines, "n_best": 2})
+    assert [[each["text"] for each in one["translations"]] for one in reply.json["results"]] == expected
     plain = post(app, "/translate", b"one two\n\n", "text/plain")
     assert [one["translations"][0]["text"] for one in plain.json["results"]] == [one[0] for one in expected]
     for body, kind, status in (
         (b'{"lines": ["\\ud800"]}', "application/json", 422),
         (b"\xff", "text/plain", 422),
         (b"a" * 5001, "text/plain", 422),
-        (PICTURES[0], "image/png", 415),
+        (IMAGE_FILES[0], "image/png", 415),
     ):
         assert post(app, "/translate", body, kind).status == status
     infer = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": lines}]}
@@ -110,9 +110,9 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
     served = load_served(str(tmp_path / "index"), device="cpu", model=str(GOLDEN / "classifier"))
     index, app = served.index, app_of(served)
     assert get(app, "/").json["verbs"] == ["search", "predict", "embed", "explain"]
-    (told,) = post(app, "/search", PICTURES[0], query="top=2").json["results"]
-    assert [hit["path"] for hit in told["hits"]] == [hit.path for hit in index.search(PICTURES[0], top=2).hits]
-    assert post(app, "/search", PICTURES[0], query="level=genus").status == 422
+    (reply,) = post(app, "/search", IMAGE_FILES[0], query="top=2").json["results"]
+    assert [hit["path"] for hit in reply["hits"]] == [hit.path for hit in index.search(IMAGE_FILES[0], top=2).hits]
+    assert post(app, "/search", IMAGE_FILES[0], query="level=genus").status == 422
     assert post(app, "/v2/models/model-predict/infer", {"inputs": []}).status == 422
     with pytest.raises(UsageError, match="--model"):
         load_served(str(GOLDEN / "classifier"), model="x")
@@ -121,8 +121,8 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
 def test_a_model_without_a_classifier_has_vectors_alone() -> None:
     app = app_of(load_served(str(GOLDEN / "dino"), device="cpu"))
     assert get(app, "/").json["verbs"] == ["embed", "explain"]
-    assert post(app, "/predict", PICTURES[0]).status == 404
-    assert len(post(app, "/embed", PICTURES[0]).json["results"][0]["vector"]) > 0
+    assert post(app, "/predict", IMAGE_FILES[0]).status == 404
+    assert len(post(app, "/embed", IMAGE_FILES[0]).json["results"][0]["vector"]) > 0
 
 
 def test_no_task_needs_torch_to_serve_its_artifacts() -> None:

@@ -19,7 +19,7 @@ from patchloom.serving.served_model import thumbnail_functions
 from patchloom.serving.thumbnails import ThumbnailProcess, add_thumbnails, image_roots
 from patchloom_runtime.errors import UsageError
 from tests.serving.clients import LOOP, InThisProcess, ask, post
-from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.conftest import GOLDEN, IMAGE_FILES
 
 
 class Endless(ModelProcesses):
@@ -60,15 +60,15 @@ def test_the_model_answers_while_thumbnails_are_made() -> None:
     async def run() -> tuple[int, int]:
         await app.start()
         kind = {"content-type": "image/png"}
-        slow = asyncio.create_task(ask(app, "POST", "/search", PICTURES[0], kind, "thumbnails=96"))
+        slow = asyncio.create_task(ask(app, "POST", "/search", IMAGE_FILES[0], kind, "thumbnails=96"))
         await thumbnails.taken.wait()
-        predicted = await ask(app, "POST", "/predict", PICTURES[0], kind)
+        predicted = await ask(app, "POST", "/predict", IMAGE_FILES[0], kind)
         assert not slow.done()
-        told = await slow
+        reply = await slow
         assert thumbnails.admission.waiting == 0
         for task in app.tasks:
             task.cancel()
-        return predicted.status, told.status
+        return predicted.status, reply.status
 
     assert LOOP.run_until_complete(run()) == (200, 504)
 
@@ -87,12 +87,12 @@ def test_the_model_answers_while_thumbnails_are_made() -> None:
 )
 def test_the_thumbnails_of_one_answer_are_bounded(inputs: int, top: int, side: int, expected: int) -> None:
     app = app_of(None)
-    images = [base64.b64encode(PICTURES[0]).decode()] * inputs
-    told = post(app, "/search", {"images": images, "top": top, "thumbnails": side})
-    assert told.status == expected
+    images = [base64.b64encode(IMAGE_FILES[0]).decode()] * inputs
+    reply = post(app, "/search", {"images": images, "top": top, "thumbnails": side})
+    assert reply.status == expected
     if expected == 422:
         for fact in (inputs, top, side, "4,194,304"):
-            assert str(fact) in told.error
+            assert str(fact) in reply.error
     assert post(app, "/search", {"images": images, "top": top}).status == 200
 
 
@@ -128,9 +128,9 @@ def test_only_files_in_the_named_folders_are_read(tmp_path: Path) -> None:
         "x" * 5000,
         "/proc/self/root" + str(private / "a.png"),
     )
-    for given in (str(root), str(tmp_path / "alias")):
-        assert small([given], *inside) == [True] * len(inside)
-        assert small([given], *outside) == [False] * len(outside)
+    for folder in (str(root), str(tmp_path / "alias")):
+        assert small([folder], *inside) == [True] * len(inside)
+        assert small([folder], *outside) == [False] * len(outside)
     assert small([str(root), str(private)], "out.png", f"{private}/a.png") == [True, True]
     assert small([], *inside) == [False] * len(inside)
 

@@ -1,4 +1,4 @@
-"""A trained detector as it is used: pictures in; names, scores, boxes and masks out, in pixels of the picture."""
+"""A trained detector: predicts names, scores, boxes and masks of objects, in pixels of the image."""
 
 import io
 import json
@@ -28,14 +28,14 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate
 from patchloom_runtime.images.samples import EXTENT
 from patchloom_runtime.printable import printable
 
-AT_ONCE = 8  # pictures
+AT_ONCE = 8  # images per forward pass
 JPEG_QUALITY = 90
 ANNOTATIONS = "annotations.json"
 
 
 @dataclass(frozen=True)
 class ImageDetections:
-    """What is in one picture."""
+    """Detections in one image."""
 
     path: str
     objects: Sequence[DetectedObject] = ()
@@ -46,14 +46,14 @@ class ImageDetections:
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        """For machines."""
+        """The objects as plain values for JSON."""
         return [
             {"name": one.name, "score": round(one.score, 4), "box": [round(value, 1) for value in one.box]}
             for one in self.objects
         ]
 
     def in_words(self) -> str:
-        """How many of which, and how sure the surest is."""
+        """Return the number of objects per class and the highest score, as text."""
         counted: dict[str, list[float]] = {}
         for one in self.objects:
             counted.setdefault(one.name, []).append(one.score)
@@ -62,7 +62,7 @@ class ImageDetections:
 
 
 class ObjectDetector:
-    """A network in eval mode, the names of its classes, and the canvas that pictures are shown on."""
+    """A detection network with its class names and the canvas that images are placed on."""
 
     def __init__(self, network: Detector, files: RunFiles, folder: Path | None = None) -> None:
         self.network, self.labels, self.folder = network, files.labels, folder
@@ -77,7 +77,7 @@ class ObjectDetector:
 
     @with_near_options
     def predict(self, pictures: ImagesLike, *, min_score: float = DEFAULT_MIN_SCORE) -> Any:
-        """The objects of one picture, surest first, or a list for many; pictures as `Classifier.predict` takes them."""
+        """Return the objects of one image, highest score first, or a list of them for several images."""
         if not 0 <= min_score <= 1:
             raise UsageError(f"min_score is {min_score}, expected a number from 0 to 1")
         one = is_single_image(pictures)
@@ -94,10 +94,10 @@ class ObjectDetector:
         out: str | Path | None = None,
         min_score: float = DEFAULT_MIN_SCORE,
     ) -> Iterator[ImageDetections]:
-        """One answer per file or frame, in order; one that cannot be read is an answer with `error`.
+        """Yield one prediction per file or frame, in order; that of an unreadable file has `error`.
 
-        Into the folder `out` go each picture with its objects drawn over it, and at the end `annotations.json`, as
-        COCO has them.
+        With the folder `out`, each image is written with its objects drawn over it, and at the end `annotations.json`
+        in COCO's format.
         """
         del top
         frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))
@@ -130,17 +130,17 @@ class ObjectDetector:
 def detected_objects(
     found: Detections, labels: Sequence[str], min_score: float = DEFAULT_MIN_SCORE
 ) -> list[DetectedObject]:
-    """What was found in a picture with a score of at least so much, surest first."""
+    """Return the detections with at least `min_score`, highest score first."""
     return surest_first(found.boxes, found.categories, found.scores, found.masks, labels, min_score)
 
 
 def draw_detections(one: DetectedObject, labels: Sequence[str]) -> DrawnObject:
-    """An object as it is drawn."""
+    """Return the drawing of an object."""
     return DrawnObject(object_text(one.name, one.score), one.box, labels.index(one.name), one.outline)
 
 
 class DetectionFiles:
-    """`annotations.json` as COCO has it, and each picture with what was found drawn over it."""
+    """Writes `annotations.json` in COCO's format, and each image with its detections drawn over it."""
 
     def __init__(self, folder: Path, labels: Sequence[str]) -> None:
         self._folder, self._labels = folder, tuple(labels)
@@ -149,7 +149,7 @@ class DetectionFiles:
         make_folder(folder)
 
     def with_overlay(self, answer: ImageDetections) -> ImageDetections:
-        """The answer, whose overlay is written and whose objects are noted."""
+        """Write the overlay of a prediction, add its objects to the annotations, and return it with its files."""
         if answer.picture is None:
             return answer
         number = len(self._images) + 1
@@ -176,20 +176,20 @@ class DetectionFiles:
         return replace(answer, written=(str(overlay), str(self._folder / ANNOTATIONS)))
 
     def close(self) -> None:
-        """Write the annotations of all."""
+        """Write the annotations of all images."""
         categories = [{"id": number, "name": name} for number, name in enumerate(self._labels, 1)]
         told = {"images": self._images, "annotations": self._annotations, "categories": categories}
         atomic_write(self._folder / ANNOTATIONS, (json.dumps(told) + "\n").encode())
 
 
 def view_of(files: RunFiles) -> CanvasView:
-    """How a run's pictures are judged."""
+    """Return the evaluation transform of a run."""
     part = files.recipe.detect if files.recipe else None
     limits = {"short": part.short_max, "long": part.long_max} if part and part.resize == "short_side" else {}
     return CanvasView(files.preprocessing.image_size, **limits)
 
 
 def load_object_detector(folder: Path, *, device: str = "auto") -> ObjectDetector:
-    """The detector of a run's folder."""
+    """Load the detector of a run folder."""
     network, files = load_detector(folder)
     return ObjectDetector(network.to(resolve_device(device)), files, folder)

@@ -1,4 +1,4 @@
-"""Detections beside the truth: what was found, missed, false or taken for another class, drawn and counted."""
+"""Detections next to the truth, drawn and counted: correct, missed, false, or of another class."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ TOLD = (
 
 
 def confused_section(report: DetectionReport) -> list[Markup]:
-    """Which classes are taken for which, not found, or found where nothing is, by the share of objects."""
+    """Return a table of confused, missed and false detections, by the share of objects."""
     counts, names = detection_confusion(report), (*report.classes, "")
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     shares[-1] = 100 * counts[-1] / np.maximum(counts.sum(axis=0), 1)  # of its detections
@@ -41,7 +41,7 @@ def confused_section(report: DetectionReport) -> list[Markup]:
 
 
 def worst_first(report: DetectionReport) -> tuple[np.ndarray, list[int]]:
-    """How right each picture is, 0 to 1, and the pictures in this order."""
+    """Return the score of each image, 0 to 1, and the images in this order."""
     scores = report.image_scores("mask" if report.has_masks else "box")
     return scores, np.argsort(scores, kind="stable").tolist()
 
@@ -49,7 +49,7 @@ def worst_first(report: DetectionReport) -> tuple[np.ndarray, list[int]]:
 def gallery(
     title: str, chosen: Sequence[int], report: DetectionReport, names: Sequence[str], read: Callable[[int], Image.Image]
 ) -> list[Markup]:
-    """Some pictures of a report beside the truth; those that can no longer be read are left out."""
+    """Return a gallery of some images next to the truth, without those that cannot be read."""
     scores, _ = worst_first(report)
     shown = []
     for i in chosen:
@@ -62,7 +62,7 @@ def gallery(
 
 
 def objects_text(report: DetectionReport, number: int) -> str:
-    """How many objects of a picture were found, missed …"""
+    """Return the number of found, missed … objects of an image as text."""
     truth, found = report.truths[number], report.detections[number]
     one = _outcome(report, number)
     shown = one.object_of >= 0
@@ -79,7 +79,7 @@ def objects_text(report: DetectionReport, number: int) -> str:
 
 
 def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) -> list[Image.Image]:
-    """What is there, and what was surely found; mistakes are marked in both."""
+    """Draw the true objects and the detections with high scores; mistakes are marked in both."""
     truth, found, names = report.truths[number], report.detections[number], report.classes
     one = _outcome(report, number)
     there = [

@@ -1,4 +1,4 @@
-"""`patchloom look` at a run that finds objects: what it finds in pictures, or where it was most wrong in val."""
+"""`patchloom look` for detectors: detections in images, or the val images with the most mistakes."""
 
 import os
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def look_at_detected(
 def _given(
     folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
 ) -> tuple[list[tuple[str, str, Any]], list[Any]]:
-    """Pictures beside what is found in them."""
+    """Return images next to their detections."""
     detector = open_exported_detector(folder) if is_artifact(folder) else load_object_detector(folder)
     files = [*iterate_images(paths)]
     chosen = across(files, [os.path.dirname(one.name) for one in files], count)
@@ -77,7 +77,7 @@ def _given(
 
 
 def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int) -> tuple[ImageDetections, str]:
-    """The sure objects of a picture; where there are none, the likeliest `top` of the others, and that it is so."""
+    """Return the objects with high scores; if there are none, the `top` most likely ones and a note."""
     size = picture.height, picture.width
     found = detector.predict(picture, min_score=FEW)
     sure = [one for one in found if one.score >= DEFAULT_MIN_SCORE]
@@ -87,7 +87,7 @@ def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int)
 
 
 def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, str, Any]], list[Any]]:
-    """Pictures of val of which the least is right, and a table of the classes that are confused most."""
+    """Return the val images with the lowest scores, and a table of the most confused classes."""
     if is_artifact(folder):
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
     kept = read_val(folder)

@@ -1,4 +1,4 @@
-"""What is said of detectors: numbers with intervals, tables, and the page of a run."""
+"""The evaluation of detectors on data, the table of several runs, and the report of a run."""
 
 import math
 import shlex
@@ -57,7 +57,7 @@ _TOLD = {
 
 
 def interval_words(report: DetectionReport) -> str:
-    """Where AP50 of other such pictures is likely to be."""
+    """Return the confidence intervals of AP50 as text."""
     names = {"ap50": "box AP50", **({"mask_ap50": "mask AP50"} if report.has_masks else {})}
     said = [f"{title} {low:.1f} … {high:.1f}" for name, title in names.items() for low, high in [report.interval(name)]]
     return f"95 % intervals over pictures: {', '.join(said)}"
@@ -69,7 +69,7 @@ def interval_words(report: DetectionReport) -> str:
 def evaluate_detectors(
     runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, reading: Reading = AS_IT_IS
 ) -> Scores:
-    """One row per run and kind; without data what was found in val when they were trained."""
+    """Return one row per run and kind; without data, from the val predictions of the training."""
     judged: dict[str, DetectionReport] = {}
     pictures: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -104,7 +104,7 @@ def evaluate_detectors(
 def judge_on(
     folder: Path, data: str, *, split: str | None, device: str, reading: Reading = AS_IT_IS
 ) -> tuple[ValDetections, list[str]]:
-    """What a run finds in a split of data, by default val; and notes."""
+    """Return the detections of a run in a split, by default val, and notes."""
     if is_artifact(folder):
         return _judge_exported(folder, data, split, reading)
     detector = load_object_detector(folder, device=device)
@@ -132,7 +132,7 @@ def judge_on(
 def _judge_exported(
     folder: Path, data: str, split: str | None, reading: Reading = AS_IT_IS
 ) -> tuple[ValDetections, list[str]]:
-    """The same of an artifact, image by image."""
+    """Return the detections of an artifact, image by image, and notes."""
     detector = open_exported_detector(folder)
     images, notes = open_objects(None, data, split, detector.labels, reading)
     numbers = {name: number for number, name in enumerate(detector.labels)}
@@ -167,7 +167,7 @@ def _kept(
 
 
 def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The first run against each other one, on the same pictures."""
+    """Compare the first run with each other one on the same images."""
     (first, one), *others = judged.items()
     lines = []
     for name, other in others:
@@ -200,7 +200,7 @@ def _class_lines(name: str, report: DetectionReport) -> list[str]:
 
 
 def _values(report: DetectionReport) -> dict[str, Any]:
-    """For machines."""
+    """Return the metrics of a report for JSON."""
     intervals = {
         name: [round(value, 4) for value in report.interval(name)]
         for name in INTERVALS
@@ -223,7 +223,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def detection_page(folder: Path, asked: Any) -> TaskPage:
-    """Numbers, a table of classes, precision over recall, and the worst and best pictures beside the truth."""
+    """Return metrics, a table of classes, precision over recall, and the worst and best images next to the truth."""
     notes: list[str] = []
     kept = attempted(lambda: read_val(folder), notes)
     if asked.split is not None:
@@ -311,7 +311,7 @@ def _curves(report: DetectionReport, kind: Kind) -> Markup:
 
 
 def _worst_and_best(kept: ValDetections, images: LabeledImages) -> list[Markup]:
-    """Pictures beside the truth."""
+    """Return galleries of images next to the truth."""
     report, places = kept.report, {images.key(i): i for i in range(len(images))}
     _, order = worst_first(report)
     worst = order[:PICTURES_SHOWN]
@@ -327,7 +327,7 @@ def _worst_and_best(kept: ValDetections, images: LabeledImages) -> list[Markup]:
 
 
 def images_of(folder: Path, asked: Any, report: DetectionReport) -> LabeledImages | None:
-    """The pictures that a report is on, from the training that ends or from where the data lie."""
+    """Return the images of a report, from the plan of the training or from the data path."""
     if asked.plan is not None:
         val: LabeledImages = asked.plan.splits.val
         return val

@@ -76,7 +76,7 @@ def _read(key: str, value: Any) -> Any:
 
 
 def with_setting(base: TrainingSettings, setting: Setting) -> TrainingSettings:
-    """What is asked for at one point of the grid."""
+    """Return the settings at one point of the grid."""
     own = {key: value for key, value in setting.items() if key in OPTIONS}
     changes = {key: value for key, value in setting.items() if key not in OPTIONS}
     clash = [key for key in changes if key in base.changes] + [key for key in own if _is_given(base, key)]
@@ -91,7 +91,7 @@ def _is_given(base: TrainingSettings, name: str) -> bool:
 
 
 def drop_seed(setting: Setting) -> Setting:
-    """What runs that differ by chance alone have in common."""
+    """Return the setting without its seed."""
     return {key: value for key, value in setting.items() if key != SEED}
 
 
@@ -108,12 +108,12 @@ def in_words(setting: Setting) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value of a field as it is printed."""
+    """Return the value of a field as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def run_folder(out: Path, settings: TrainingSettings, setting: Setting) -> Path:
-    """OUT/DATA/lr=0.001,seed=0-3f2a9c: the end stands for all that is asked for, so that nothing else goes there."""
+    """Return OUT/DATA/lr=0.001,seed=0-3f2a9c; the end is a digest of all settings."""
     asked = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
     asked = {name: value for name, value in asked.items() if name not in _NOT_LEARNED}
     asked |= {"data": place_of(settings.data), "recipe": _recipe_text(settings.recipe)}
@@ -125,7 +125,7 @@ def run_folder(out: Path, settings: TrainingSettings, setting: Setting) -> Path:
 
 
 def _recipe_text(recipe: str | Recipe) -> str:
-    """A recipe by what it says, as its file may change."""
+    """Return the content of a recipe, as its file may change."""
     if isinstance(recipe, Recipe):
         return recipe.to_yaml()
     file = Path(recipe)

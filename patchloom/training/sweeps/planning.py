@@ -1,7 +1,7 @@
-"""The runs of a sweep before the first of them begins: what each is asked, what is done already, how long it takes.
+"""The plan of a sweep: the settings of each run and its estimated time.
 
 Shares of the training set are compared at equal numbers of updates (Mixer, figure 2): all of them follow the recipe
-that the whole set leads to, with as many more epochs as their images are fewer.
+for the whole set, with proportionally more epochs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ _NO_SLOWER = ("name", "source", "seed", SHARE, "schedule.", "optim.lr", "optim.w
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: where it goes, and what it is told."""
+    """One run of a sweep: its folder and settings."""
 
-    data: str  # as it was given
+    data: str  # as the user wrote it
     setting: Setting
     name: str  # of its folder below that of the sweep
     settings: TrainingSettings
@@ -37,7 +37,7 @@ class SweepRun:
 
     @property
     def speed_of(self) -> tuple[Any, ...]:
-        """Equal for runs whose updates take the same time."""
+        """A key that is equal for runs whose updates take the same time."""
         fields = {key: value for key, value in flatten(self.recipe).items() if not key.startswith(_NO_SLOWER)}
         return (self.data, *(f"{key}={value}" for key, value in fields.items()))
 
@@ -45,7 +45,7 @@ class SweepRun:
 def plan_runs(
     bases: Sequence[TrainingSettings], settings: Sequence[Setting], out: Path, device: str, *, test: bool
 ) -> list[SweepRun]:
-    """Every run, data set by data set; whatever can be wrong with one is found here, before any work."""
+    """Plan all runs, dataset by dataset; errors are raised here, before any work."""
     asked = []
     for base in bases:
         for number, setting in enumerate(settings):
@@ -61,7 +61,7 @@ def plan_runs(
 
 
 def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple[TrainingSettings, Any]:
-    """The settings as `train` takes them, and what they lead to."""
+    """Return the settings for `train` and the plan."""
     if SHARE not in setting:
         return settings, make_plan(settings, device)
     if {"epochs", "schedule.epochs", "schedule.steps"} & setting.keys():
@@ -84,7 +84,7 @@ def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple
 
 
 def _at_equal_updates(whole: ImagePlan, part: ImagePlan) -> dict[str, Any]:
-    """Fields of a schedule that has as many updates on fewer images."""
+    """Return the schedule fields for as many updates on fewer images."""
     schedule, per_epoch = whole.recipe.schedule, _updates_per_epoch(whole)
     epochs = max(1, round(schedule.epochs * per_epoch / _updates_per_epoch(part)))
     dropping = tuple(max(1, round(epoch * epochs / schedule.epochs)) for epoch in schedule.step_epochs)
@@ -97,14 +97,14 @@ def _at_equal_updates(whole: ImagePlan, part: ImagePlan) -> dict[str, Any]:
 
 
 def _updates_per_epoch(plan: Any) -> int:
-    """Of images; text is counted as one."""
+    """Return the updates per epoch; 1 for text."""
     if not isinstance(plan, ImagePlan):
         return 1
     return max(1, epoch_length(len(plan.splits.train), plan.recipe.augment.repeats) // plan.recipe.optim.batch_size)
 
 
 def _refuse_untested(plan: Any) -> None:
-    """--test needs images that were kept from training, with classes to be named."""
+    """Raise UsageError if --test has no test images with classes."""
     if plan.task is not CLASSIFICATION:
         raise UsageError(
             f"--test is of runs that name classes, and {plan.settings.data_text} is learned as {plan.task.name}"
@@ -118,7 +118,7 @@ def _refuse_untested(plan: Any) -> None:
 def estimated_s(
     asked: Sequence[SweepRun], done: Mapping[str, RunResult], say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Run → about how many seconds it takes, by steps that are measured once where they take the same time."""
+    """Estimate the seconds per run; runs with equally long updates are measured once."""
     measured: dict[tuple[Any, ...], float] = {}  # seconds per update, evaluations included
     left = [run for run in asked if run.name not in done or done[run.name].failed]
     for run in left:

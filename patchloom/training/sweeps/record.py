@@ -1,4 +1,4 @@
-"""`sweep.json` of a sweep's folder: how each of its runs went, so that none is done or tested twice."""
+"""`sweep.json`: the results of the runs of a sweep, so that none is trained or tested twice."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run of a sweep."""
+    """The result of one run of a sweep."""
 
     data: str  # as it was given
     setting: dict[str, Any]
@@ -39,12 +39,12 @@ class RunResult:
 
     @property
     def score(self) -> float | None:
-        """What it is chosen by, on val; None where it failed or nothing judges it."""
+        """The metric on val that selects the best; None if the run failed or was not evaluated."""
         return None if self.failed else self.metrics.get(self.metric)
 
 
 def read_results(out: Path) -> tuple[dict[str, RunResult], str]:
-    """Folder of a run below `out` → how it went; a note where the file is of no use, and then nothing."""
+    """Return the results by run folder below `out`; an empty dict and a note if the file cannot be read."""
     path = out / FILE
     if not os.path.lexists(path):
         return {}, ""
@@ -59,5 +59,5 @@ def read_results(out: Path) -> tuple[dict[str, RunResult], str]:
 
 
 def write_results(out: Path, results: Mapping[str, RunResult]) -> None:
-    """Write the file, whole or not at all."""
+    """Write `sweep.json`."""
     atomic_write(out / FILE, json_bytes({"format": 1, "runs": {name: asdict(run) for name, run in results.items()}}))

@@ -1,4 +1,4 @@
-"""`patchloom.sweep`: every point of a grid trained on every data set; the best chosen without the test images."""
+"""`patchloom.sweep`: train every point of a grid on every dataset and choose the best on val."""
 
 import math
 import os
@@ -111,7 +111,7 @@ def sweep(
 
 
 class _Found:
-    """What is known of a sweep while it goes on, kept in its folder."""
+    """The state of a running sweep, which is kept in its folder."""
 
     def __init__(
         self, folder: Path, settings: list[dict[str, Any]], asked: list[SweepRun], done: dict[str, RunResult],
@@ -120,21 +120,21 @@ class _Found:
         self.folder, self.settings, self.asked, self.done, self.notes = folder, settings, asked, done, notes
 
     def sweep(self) -> Sweep:
-        """As it stands."""
+        """Return the sweep with the results so far."""
         waiting = {run.name: RunResult(data=run.data, setting=run.setting) for run in self.asked}
         runs = {name: self.done.get(name, run) for name, run in waiting.items()}
         results = list(runs.values())
         return Sweep(self.folder, rows_of(self.settings, results), runs, metric_of(results), list(self.notes))
 
     def keep(self, name: str, run: RunResult) -> None:
-        """Note how a run went, and show it."""
+        """Record the result of a run and update the page."""
         self.done[name] = run
         others, _ = read_results(self.folder)  # of other grids in this folder
         write_results(self.folder, others | self.done)
         self.kept()
 
     def kept(self) -> Sweep:
-        """As it stands, with its page."""
+        """Write the page and return the sweep with the results so far."""
         found = self.sweep()
         write_sweep_page(found)
         return found
@@ -153,7 +153,7 @@ def _say_plan(found: _Found, say: Callable[[str], None]) -> None:
 
 
 def _do(found: _Found, say: Callable[[str], None]) -> None:
-    """Train what is left, one run after the other; one that fails is noted, and the rest goes on."""
+    """Train the remaining runs one after the other; a failure is recorded and does not stop the others."""
     told: set[str] = set()  # data sets whose plan was said
     for number, run in enumerate(found.asked, 1):
         before = found.done.get(run.name)
@@ -188,7 +188,7 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
 
 
 def _test_best(found: _Found, say: Callable[[str], None]) -> None:
-    """The test images, for the runs of the chosen setting alone, each once."""
+    """Evaluate the runs of the best setting, and no others, once on the test images."""
     best = found.sweep().best
     if best is None:
         found.notes.append("no setting has all its runs finished, so none is tested")

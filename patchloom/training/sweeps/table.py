@@ -1,7 +1,7 @@
-"""What a sweep found: one row per setting, over its seeds and data sets; and the best of them.
+"""The results of a sweep: one row per setting, averaged over seeds and datasets, and the best setting.
 
-The number of a data set is the mean over seeds, that of a setting the mean over data sets, as VTAB and the papers
-average. A setting with a run that failed has no mean and is never the best.
+The score of a dataset is the mean over seeds, that of a setting the mean over datasets, as in VTAB and the papers. A
+setting with a failed run has no mean and is never the best.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 from patchloom.report.notebook import html_card
 from patchloom.tasks.classification.seeds import SeedSpread, spread
-from patchloom.training.sweeps.grid import SEED, Setting, drop_seed, in_words, short_names, value_text
+from patchloom.training.sweeps.grid import Setting, drop_seed, in_words, short_names, value_text
 from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.printable import printable
 
@@ -163,7 +163,7 @@ class Sweep:
 
 
 def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[SettingRow]:
-    """A row per setting, seeds joined, the best marked."""
+    """Return one row per setting, with its seeds joined and the best marked."""
     joined = list({str(drop_seed(setting)): drop_seed(setting) for setting in settings}.values())
     sets = list(dict.fromkeys(run.data for run in runs))
     rows = [
@@ -179,17 +179,12 @@ def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[Sett
 
 
 def metric_of(runs: Sequence[RunResult]) -> str:
-    """What the best is chosen by; where data sets are judged by different numbers, all of them."""
+    """Return the metric that selects the best; several if the datasets have different ones."""
     return " and ".join(dict.fromkeys(run.metric for run in runs if run.metric))
 
 
-def seeds_of(settings: Sequence[Setting]) -> int:
-    """How many seeds the grid has."""
-    return len({setting.get(SEED) for setting in settings})
-
-
 def _named(data: str, sweep: Sweep) -> str:
-    """The score of a single data set goes by its metric, that of several by their names."""
+    """Return the column title: the metric for one dataset, else the name of the dataset."""
     sets = list(sweep.rows[0].runs)
     return sweep.metric or "score" if len(sets) == 1 else Path(data).name or data
 
@@ -208,12 +203,12 @@ def _row_dict(row: SettingRow) -> dict[str, Any]:
 
 
 def _ties(score: float | None, best: float) -> bool:
-    """Whether a score is the best, up to rounding."""
+    """Return whether a score is the best, up to rounding."""
     return score is not None and math.isclose(score, best, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None where one is missing."""
+    """Return the mean, or None if a value is missing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
