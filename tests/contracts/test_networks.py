@@ -378,9 +378,9 @@ def test_every_option_keeps_the_contract(name, options) -> None:
     assert [key for key in silent if not key.endswith(without_effect) and not key.startswith(unread)] == []
 
 
-@pytest.mark.parametrize("given", [{0: 4, 1: 2}, {"0": 4, "1": 2}, ["1:2", "0:4"], ("0:4", "1:2")])
-def test_a_pyramid_of_tokens_as_python_a_recipe_and_a_config_say_it(inputs) -> None:
-    network = small("mixer_b16", pyramid=inputs)
+@pytest.mark.parametrize("pyramid", [{0: 4, 1: 2}, {"0": 4, "1": 2}, ["1:2", "0:4"], ("0:4", "1:2")])
+def test_a_pyramid_of_tokens_as_python_a_recipe_and_a_config_say_it(pyramid) -> None:
+    network = small("mixer_b16", pyramid=pyramid)
     assert network.config.pyramid == ("0:4", "1:2")
     larger = network.at_resolution((40, 64))
     with torch.no_grad():
