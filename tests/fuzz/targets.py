@@ -539,7 +539,7 @@ TARGETS: dict[str, Target] = {
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
             Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
-            Reader("clusters.json", lambda folder: clusters._kept(folder / "clusters.json", 2, 2)),
+            Reader("clusters.json", lambda folder: clusters._read(folder / "clusters.json", 2, 2)),
             Reader("state.json", read_checkpoint, _make_weights, _repair_state),
         ),
     ),

@@ -188,7 +188,7 @@ def test_many_pictures(files: dict[str, Path], tmp_path: Path) -> None:
                   .permute(0, 3, 1, 2).split(2))):  # fmt: skip
         assert all(np.array_equal(*pair) for pair in zip(read_all(given), batch, strict=True))
     assert [one.name for one in iterate_images([PIXELS, batch, str(files["RGB"]), PICTURE])] == [
-        "picture 0", "picture 1", "picture 2", "picture 3", str(files["RGB"]), "picture 5",
+        "image 0", "image 1", "image 2", "image 3", str(files["RGB"]), "image 5",
     ]  # fmt: skip
     with pytest.raises(UsageError, match=facts(empty)):
         read_all(empty)
