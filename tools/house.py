@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("patchloom", "patchloom_runtime")
-# Words that may not start or end a name. "of" counts only at the start of a class name: `index_of` is fine.
+# Words that may not start or end a name. "without" counts only at the start: `usable_without_gradients` is fine. "of"
+# counts only at the start of a class name: `index_of` is fine.
 BANNED = (
     "asked", "told", "shown", "found", "given", "said", "wishes", "beginning", "beginnings", "kept_looks", "pulse",
     "naming", "alike", "beside", "without", "planned", "altered", "thing", "of",
@@ -95,7 +96,9 @@ def banned_words(name: str) -> list[str]:
     """Return the banned words that a name starts or ends with: `task_asked`, `_told`, `FoundRun`."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.strip("_"))
     parts = f"_{snake.lower()}_"
-    words = [word for word in BANNED[:-1] if parts.startswith(f"_{word}_") or parts.endswith(f"_{word}_")]
+    starts = [word for word in BANNED[:-1] if parts.startswith(f"_{word}_")]
+    ends = [word for word in BANNED[:-1] if parts.endswith(f"_{word}_") and word not in ("without", *starts)]
+    words = starts + ends
     return [*words, "of"] if re.match("Of(_|$)", snake) else words
 
 
@@ -200,9 +203,17 @@ def messages(sources: list[Source]) -> Iterator[tuple[Place, str]]:
 
 
 def help_texts(sources: list[Source]) -> Iterator[tuple[Place, str]]:
-    for path, node in find(sources, ast.keyword):
-        if node.arg == "help" and (text := text_of(node.value)):
-            yield Place(path, node.lineno, "help"), text
+    """Yield the values of `help=` and the first positional argument of `Option(…)` and `Argument(…)`."""
+    for path, node in find(sources, ast.keyword | ast.Call):
+        match node:
+            case ast.keyword(arg="help", value=value):
+                pass
+            case ast.Call(args=[value, *_]) if last_name(node) in ("Option", "Argument"):
+                pass
+            case _:
+                continue
+        if text := text_of(value):
+            yield Place(path, value.lineno, "help"), text
 
 
 # Tests

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchloom.cli.options import Without
+from patchloom.cli.options import OmitFields
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.options import Argument, Option
@@ -46,7 +46,7 @@ class CheckOptions:
     ] = False
     workers: Annotated[int | None, Option("Processes that read images. Default: one per core.", minimum=1)] = None
     cache: Annotated[bool, Option("Read only the files that changed since the last check.")] = True
-    reading: Annotated[Reading, Without(("val",))] = AS_IT_IS
+    reading: Annotated[Reading, OmitFields(("val",))] = AS_IT_IS
     as_json: Annotated[bool, Option("Print JSON; a page is written only with --page.", name="json")] = False
 
     @property
@@ -217,12 +217,12 @@ def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
 
     if report.against is None or not report.against.overlaps:
         return None
-    other, without = options.against or "", options.reading.without
+    other, excluded = options.against or "", options.reading.without
     default = Path("runs", f"check-{_safe_name(options.data_text)}", f"in-{_safe_name(other)}.tsv")
     target = Path(options.list_file) if options.list_file else default
     _refuse_inside(target, options.data_text, other, what="list")
-    before = sorted(read_list(Path(without).expanduser())) if without else []
-    listed_before = [(name, f"listed in {without}") for name in before]
+    before = sorted(read_list(Path(excluded).expanduser())) if excluded else []
+    listed_before = [(name, f"listed in {excluded}") for name in before]
     write_list(target, [*listed_before, *((one.key, one.reason) for one in report.against.overlaps)])
     return target
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from patchloom.cli.options import Batch, Device, DryRun, Json, Trunk, Without, Workers, keywords
+from patchloom.cli.options import Batch, Device, DryRun, Json, OmitFields, Trunk, Workers, keywords
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.options import Argument, Option
 
@@ -25,7 +25,9 @@ class IndexOptions:
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
     dry_run: DryRun = False
-    reading: Annotated[Reading, Without(("images", "masks", "boxes", "ignore", "names", "without", "val"))] = AS_IT_IS
+    reading: Annotated[Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "without", "val"))] = (
+        AS_IT_IS
+    )
     batch: Batch = 64
     workers: Workers = 0
     as_json: Json = False

@@ -34,13 +34,13 @@ IndexRun = Annotated[str | None, Option("Run of the index, if it was moved.", me
 
 
 @dataclass(frozen=True)
-class Without:
+class OmitFields:
     """Marks a field of type `Reading`: its options are those of `Reading` without these."""
 
     names: tuple[str, ...] = ()
 
 
-ReadingOptions = Annotated[Reading, Without(("without", "val"))]
+ReadingOptions = Annotated[Reading, OmitFields(("without", "val"))]
 
 
 def parse_pairs(texts: list[str]) -> dict[str, str]:
@@ -84,8 +84,8 @@ def read_settings(settings: type, values: Mapping[str, Any]) -> Any:
     """Return the settings that typer's values stand for."""
     read: dict[str, Any] = {}
     for field, hint in _hints(settings):
-        if (without := _without(hint)) is not None:
-            names = [name for name in _reading_options() if name not in without.names]
+        if (omitted := _omitted(hint)) is not None:
+            names = [name for name in _reading_options() if name not in omitted.names]
             read[field.name] = Reading(**{name: values[name] for name in names})
         elif field.name in values:
             read[field.name] = _value(hint, values[field.name])
@@ -115,8 +115,8 @@ def spelled(name: str) -> str:
 def _parameters(settings: type) -> list[tuple[str, Any, Any]]:
     parameters: list[tuple[str, Any, Any]] = []
     for field, hint in _hints(settings):
-        if (without := _without(hint)) is not None:
-            parameters += [each for each in _parameters(Reading) if each[0] not in without.names]
+        if (omitted := _omitted(hint)) is not None:
+            parameters += [each for each in _parameters(Reading) if each[0] not in omitted.names]
         elif option := _option(field.name, hint):
             parameters.append((field.name, _annotation(field.name, hint, option, field), _default(field)))
     return parameters
@@ -136,8 +136,8 @@ def _option(name: str, hint: Any) -> Option | None:
     return _marked(hint, Option) or _reading_options().get(name)
 
 
-def _without(hint: Any) -> Without | None:
-    return _marked(hint, Without)
+def _omitted(hint: Any) -> OmitFields | None:
+    return _marked(hint, OmitFields)
 
 
 def _marked(hint: Any, kind: type) -> Any:

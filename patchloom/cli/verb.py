@@ -42,7 +42,7 @@ class Verb(TyperCommand):
             super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return without_flag_types(super().get_params(ctx))
+        return drop_flag_types(super().get_params(ctx))
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:
@@ -65,10 +65,10 @@ class Verbs(TyperGroup):
     """The `patchloom` command, which holds the verbs."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return without_flag_types(super().get_params(ctx))
+        return drop_flag_types(super().get_params(ctx))
 
 
-def without_flag_types(params: list[Any]) -> list[Any]:
+def drop_flag_types(params: list[Any]) -> list[Any]:
     """Return parameters whose flags show no type in the help."""
     for option in params:
         if getattr(option, "is_flag", False):

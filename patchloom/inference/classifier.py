@@ -53,7 +53,7 @@ OneOrMany: TypeAlias = str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor
 T = TypeVar("T")
 
 
-class PredictOptions(TypedDict, total=False):
+class PredictKeywords(TypedDict, total=False):
     """Options of `Classifier.predict`, for its overloads."""
 
     top: int
@@ -168,14 +168,14 @@ class Classifier(EvaluationMethods):
         return normalize(batch.images, self.preprocessing.mean, self.preprocessing.std)[0]
 
     @overload
-    def predict(self, images: Image.Image | bytes, **options: Unpack[PredictOptions]) -> ClassScores: ...
+    def predict(self, images: Image.Image | bytes, **options: Unpack[PredictKeywords]) -> ClassScores: ...
 
     @overload
-    def predict(self, images: OneOrMany, **options: Unpack[PredictOptions]) -> Any: ...
+    def predict(self, images: OneOrMany, **options: Unpack[PredictKeywords]) -> Any: ...
 
     @overload
     def predict(
-        self, images: ImageSet | Iterable[ImageLike], **options: Unpack[PredictOptions]
+        self, images: ImageSet | Iterable[ImageLike], **options: Unpack[PredictKeywords]
     ) -> list[ClassScores]: ...
 
     @with_near_options

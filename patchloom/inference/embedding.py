@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.batches.workers import Workers, keep_working, watched, without_core_warning, workers_started
+from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.models.network import Network
@@ -105,7 +105,7 @@ class _FileDataset(Dataset):
 
 
 def _read_batches(files: _FileDataset, batch: int, workers: int) -> Iterator[list[np.ndarray | str]]:
-    with without_core_warning():
+    with no_core_warning():
         pool: DataLoader[Any] = DataLoader(
             files,
             batch_size=batch,

@@ -33,7 +33,7 @@ from patchloom_runtime.printable import printable
 Paths: TypeAlias = Sequence[str | os.PathLike[str]]
 
 
-class SearchOptions(TypedDict, total=False):
+class SearchKeywords(TypedDict, total=False):
     """Options of `Index.search`, for its overloads."""
 
     top: int
@@ -81,16 +81,16 @@ class Index:
         return self.about.labels_at(self.about.level)
 
     @overload
-    def search(self, images: Image.Image | bytes, **options: Unpack[SearchOptions]) -> SearchResult: ...
+    def search(self, images: Image.Image | bytes, **options: Unpack[SearchKeywords]) -> SearchResult: ...
 
     @overload
     def search(
-        self, images: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, **options: Unpack[SearchOptions]
+        self, images: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, **options: Unpack[SearchKeywords]
     ) -> Any: ...
 
     @overload
     def search(
-        self, images: ImageSet | Iterable[ImageLike], **options: Unpack[SearchOptions]
+        self, images: ImageSet | Iterable[ImageLike], **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]: ...
 
     @with_near_options

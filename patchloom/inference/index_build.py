@@ -226,7 +226,7 @@ class _Build:
         inside = tuple(os.path.join(folder, "") for folder in folders)
         gone = [path for path in self._stored if path.startswith(inside) and file_state(path) is None]
         if gone:
-            parts = self._without(list(self.about.parts), [self._stored.pop(path) for path in gone])
+            parts = self._remove_rows(list(self.about.parts), [self._stored.pop(path) for path in gone])
             self._replace_about(parts)
         return len(gone)
 
@@ -266,12 +266,12 @@ class _Build:
         rows, number = [row for row, _ in waiting], len(self.about.parts)
         vectors = torch.stack([vector for _, vector in waiting]).numpy()
         parts = [*self.about.parts, write_part(self._folder, number, vectors, rows)]
-        parts = self._without(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
+        parts = self._remove_rows(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
         self._labels.update(row.label for row in rows if row.label)
         self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}
         self._replace_about(parts)
 
-    def _without(self, parts: list[IndexPart], rows: Sequence[tuple[int, int, IndexRow]]) -> list[IndexPart]:
+    def _remove_rows(self, parts: list[IndexPart], rows: Sequence[tuple[int, int, IndexRow]]) -> list[IndexPart]:
         """Return the parts with these rows dropped, and subtract the rows from the label counts."""
         dropped: dict[int, list[int]] = {}
         for number, at, row in rows:

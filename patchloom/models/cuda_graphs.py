@@ -52,7 +52,7 @@ class CapturedNetwork(NetworkWrapper):
         """Return the replay for such images, capturing it on first use, or None to call the network directly."""
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in self._orig_mod.parameters())
         try:
-            return (self._with_gradients if learns else self._without_gradients)(images, options)
+            return (self._with_gradients if learns else self._no_gradients)(images, options)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -68,12 +68,12 @@ class CapturedNetwork(NetworkWrapper):
             self._pass = _Pass(self._called, self._orig_mod, images, options)
         return self._pass if self._pass.fits(images, options) else None
 
-    def _without_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+    def _no_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
         key = (images.shape, images.dtype, self._orig_mod.training, _precision())
         if options or (key not in self._replays and len(self._replays) == SHAPES):
             return None
         if key not in self._replays:
-            called = _without_cached_casts(self._called)
+            called = _no_cached_casts(self._called)
             with torch.inference_mode(False), torch.no_grad():
                 self._replays[key] = capture(lambda x: (called(x),), images.clone())
         replay = self._replays[key]
@@ -92,7 +92,7 @@ class _Pass:
         saved = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
             with torch.random.fork_rng(devices=[images.device]):
-                self._capture(_without_cached_casts(called))
+                self._capture(_no_cached_casts(called))
         finally:
             for buffer, before in saved:  # running statistics
                 buffer.copy_(before)
@@ -172,7 +172,7 @@ def _as_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (out,) if isinstance(out, Tensor) else out
 
 
-def _without_cached_casts(called: Callable[..., Any]) -> Callable[..., Any]:
+def _no_cached_casts(called: Callable[..., Any]) -> Callable[..., Any]:
     """Cast weights at every call under autocast: a cast cached before the capture would never be updated."""
 
     def call(images: Tensor, **options: Any) -> Any:

@@ -46,7 +46,7 @@ class Losses:
     instance: Literal["cosine", "triplet", "none"]
     projector: Literal["fc", "mlp", "none"]
 
-    def without_instances(self) -> "Losses":
+    def drop_instances(self) -> "Losses":
         """Return the losses for λ = 0, without a projector that only the instance loss would train."""
         return replace(self, instance="none", projector=self.projector if self.labels == "knn" else "none")
 
@@ -198,7 +198,7 @@ class Grafit(nn.Module, Objective):
         gather: Gather | None = None,
     ) -> None:
         super().__init__()
-        self.method = method if instance_weight else method.without_instances()
+        self.method = method if instance_weight else method.drop_instances()
         _check(self.method, trunk, labels)
         self.instance_weight, self.temperature, self.margin = instance_weight, temperature, margin
         self.decay, self.total_steps = decay, total_steps

@@ -128,11 +128,11 @@ def auto_recipe(
         optim=OptimPart(lr=1e-3, batch_size=1),
         schedule=SchedulePart(epochs=1),
     )
-    reasons = without_overridden(reasons, overrides)
+    reasons = drop_overridden(reasons, overrides)
     return override(start, known | {reason.field: reason.value for reason in reasons}), reasons
 
 
-def without_overridden(reasons: list[Reason], overrides: Mapping[str, Any]) -> list[Reason]:
+def drop_overridden(reasons: list[Reason], overrides: Mapping[str, Any]) -> list[Reason]:
     """Drop choices of fields that the user has set. Setting either kind of warm-up sets both."""
     warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
     fixed = overrides.keys() | (warmups if warmups & overrides.keys() else set())

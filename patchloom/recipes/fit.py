@@ -21,13 +21,13 @@ from patchloom.recipes.auto import (
     SMALL_PIXELS,
     Budget,
     Reason,
+    drop_overridden,
     fitted_batch,
     fitted_size,
     fitted_warmup,
     fitted_width,
     read_overrides,
     strength_for,
-    without_overridden,
 )
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe, flatten, override
@@ -131,7 +131,7 @@ def fitted(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -> tuple[
     reasons += _run(recipe, facts, budget, known, _view_images(override(recipe, _values(reasons))))
     reasons += _method(recipe, facts, {**_values(reasons), **known})
     before, method = flatten(recipe), method_of(recipe.objective.method)
-    reasons = [r for r in without_overridden(reasons, overrides) if method.reads_field(*r.field.split(".")[:2])]
+    reasons = [r for r in drop_overridden(reasons, overrides) if method.reads_field(*r.field.split(".")[:2])]
     changed = [r for r in reasons if before.get(r.field) != r.value]
     return override(recipe, _values(changed)), changed
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from patchloom.recipes.auto import NARROW_DIM, PATCHED, Reason, fitted_batch, read_overrides, without_overridden
+from patchloom.recipes.auto import NARROW_DIM, PATCHED, Reason, drop_overridden, fitted_batch, read_overrides
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.parts import AugmentPart, ModelPart, ObjectivePart, OptimPart, SchedulePart, SegmentPart
 from patchloom.recipes.registry import recipe
@@ -126,7 +126,7 @@ def auto_segmentation(facts: Facts, model: str | None, overrides: Mapping[str, A
         optim=OptimPart(lr=chosen["optim.lr"], batch_size=chosen["optim.batch_size"], weight_decay=0.05, clip_norm=1.0),
         schedule=SchedulePart(epochs=chosen["schedule.epochs"], decay="poly"),
     )
-    reasons = without_overridden(reasons, overrides)
+    reasons = drop_overridden(reasons, overrides)
     return override(start, known | {reason.field: reason.value for reason in reasons}), reasons
 
 

@@ -97,7 +97,7 @@ def _read_choice(key: str, value: Any, choices: tuple[str, ...]) -> str:
 
 def _read_sequence(key: str, value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(value, str):
-        value = _without_brackets(value)
+        value = _strip_brackets(value)
         value = [] if value.lower() in ("", "none") else value.split(",")
     if not isinstance(value, list | tuple):
         _refuse_value(key, value, "values separated by commas")
@@ -140,13 +140,13 @@ def _plain_value(key: str, value: Any) -> OptionValue:
     if isinstance(value, str) and value.strip() in ("[]", "()"):
         return ()
     if isinstance(value, str) and "," in value:
-        value = _without_brackets(value).split(",")
+        value = _strip_brackets(value).split(",")
     if isinstance(value, list | tuple):
         return tuple(_plain_scalar(key, v) for v in value)
     return _plain_scalar(key, value)
 
 
-def _without_brackets(text: str) -> str:  # [1, 2] and (1, 2) → 1, 2
+def _strip_brackets(text: str) -> str:  # [1, 2] and (1, 2) → 1, 2
     text = text.strip()
     return text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text
 

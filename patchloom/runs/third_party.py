@@ -178,8 +178,8 @@ def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> Th
         config.get("crop_pct") or 0.875,
         _resampling(config["interpolation"]),
     )
-    licence = {} if path or not config.get("license") else {"licence": config["license"]}
-    return ThirdPartyNetwork(spec, module, module.get_classifier(), "", preprocessing, licence)
+    facts = {} if path or not config.get("license") else {"licence": config["license"]}
+    return ThirdPartyNetwork(spec, module, module.get_classifier(), "", preprocessing, facts)
 
 
 # torchvision --------------------------------------------------------------------------------------------------------

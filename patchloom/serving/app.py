@@ -57,7 +57,7 @@ class App:
         self.is_ending = False  # accepted requests are completed, new ones refused
         self.paths: list[str] = []  # of all routes
         self._key = api_key
-        self._router = Router(redirect_slashes=False, default=self._not_found, lifespan=self._lifespan)
+        self._router = Router(redirect_slashes=False, default=self._respond_404, lifespan=self._lifespan)
 
     async def start(self) -> None:
         """Load the model, unless it is loaded, and open the routes of its verbs."""
@@ -132,7 +132,7 @@ class App:
         yield
         await self.stop()
 
-    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond_404(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await Router().not_found(scope, receive, send)
             return

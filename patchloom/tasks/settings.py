@@ -5,12 +5,16 @@ The command line builds the options of `patchloom train` from this class before 
 
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from patchloom.data.reading import Reading
 from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.options import DATA, HARDWARE, MODEL, RUN, Argument, Option
-from patchloom.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from patchloom.recipes.schema import Recipe
+else:
+    Recipe = Any  # `patchloom --help` does not load recipes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from patchloom.tasks.task import Judge
 from patchloom.tasks.task_choice import choose_task
 from patchloom.training.assemble import Stores, make_run, release, silent
 from patchloom.training.report import best_network, machine_of, plan_facts, write_results
-from patchloom.training.timing import LATEST, estimated_s, measure, planned_into_time, takes_days, times_text
+from patchloom.training.timing import LATEST, estimated_s, measure, plan_within_time, takes_days, times_text
 from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
 from patchloom_runtime.printable import plural, printable
 
@@ -106,7 +106,7 @@ def run_training(
         budget = None
         if plan.time_s:
             say(f"time       measuring a few steps, to plan the whole run into {settings.time}")
-            plan, budget = planned_into_time(plan, processes, stores, started)
+            plan, budget = plan_within_time(plan, processes, stores, started)
         for line in plan.lines(dry_run=dry_run):
             say(line)
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None

@@ -207,7 +207,7 @@ def takes_days(plan: Plan, seconds: float) -> list[str]:
 # Planning into a time -------------------------------------------------------------------------------------------------
 
 
-def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started: float) -> tuple[Plan, TimeBudget]:
+def plan_within_time(plan: Plan, processes: Processes, stores: Stores, started: float) -> tuple[Plan, TimeBudget]:
     """Return the plan with as many epochs as fit into its time, and the budget that corrects them during the run.
 
     The steps are measured on a run that is then discarded; images that it decodes stay in `stores`. All processes plan

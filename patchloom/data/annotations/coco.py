@@ -70,7 +70,7 @@ class CocoImages(ImageFiles):
         self._boxes = np.concatenate([np.zeros((0, 5)), *(np.array(one.boxes).reshape(-1, 5) for one in annotations)])
         self._starts = np.cumsum([0, *(len(one.boxes) for one in annotations)])
         outlined = [bool(outline) for one in annotations for outline in one.outlines]
-        self.without_outline = len(outlined) - sum(outlined)
+        self.unoutlined = len(outlined) - sum(outlined)
         if outlined and all(outlined):
             self.tells_objects_apart = True
             self.mask_names = ("background", *names)
@@ -156,8 +156,8 @@ def open_contents(
     notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
     store = train.images
     if isinstance(store, CocoImages):
-        if store.without_outline and store.without_outline < len(store._boxes):
-            lost = f"{store.without_outline:,} of {len(store._boxes):,} annotations"
+        if store.unoutlined and store.unoutlined < len(store._boxes):
+            lost = f"{store.unoutlined:,} of {len(store._boxes):,} annotations"
             notes += (f"{lost} of train have no segmentation, so masks are not learned",)
         kind += " boxes and masks" if store.tells_objects_apart else " boxes"
     return Source(f"{title} ({kind})", train, val, notes, tuple(faults), test)

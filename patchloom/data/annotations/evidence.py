@@ -36,7 +36,7 @@ SAMPLED = 8  # names or files that decide what a folder contains
 MOST_VALUES = 64  # colors or gray values of a mask
 _PIXELS = 100_000  # of an image, among which colors are counted
 _SNIFFED = 1 << 16  # first bytes of a file, which decide what it is
-_WITHOUT_LOSS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".pbm", ".pnm")
+_LOSSLESS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm", ".pbm", ".pnm")
 _PER_IMAGE = {".xml": "voc", ".txt": "yolo", ".json": "labelme"}
 # Names of folders of masks, and of other renderings of masks.
 _MASK_NAME = re.compile(r"(annot|mask|label|gt|ground.?truth|segment|trimap)", re.IGNORECASE)
@@ -119,7 +119,7 @@ class Evidence:
     def masks(self, folder: str) -> list[str]:
         """Return the names of some masks in a folder, judged by their pixels (and names, next to images)."""
         if folder not in self._masks:
-            names = [name for name in self.folders[folder].images if name.lower().endswith(_WITHOUT_LOSS)]
+            names = [name for name in self.folders[folder].images if name.lower().endswith(_LOSSLESS)]
             marked = [name for name in names if mask_stem(_stem(name)) not in ("", _stem(name))]
             stems = self.stems(folder) if marked else set()
             marked = [name for name in marked if mask_stem(_stem(name)) in stems]
@@ -173,7 +173,7 @@ def find_annotations(evidence: Evidence) -> list[Annotations]:
         for kind, stems in _candidates(evidence, folder, entries):
             pair = _partner(evidence, folder, kind, stems)
             if pair is not None:
-                place = "" if pair.images == pair.others else _without_split(pair.others)
+                place = "" if pair.images == pair.others else _drop_split(pair.others)
                 pairs.setdefault((kind, place), set()).add(pair)
     paired = [
         Annotations(kind, place if len(of) > 1 else next(iter(of)).others, tuple(sorted(of)))
@@ -199,7 +199,7 @@ def _candidates(evidence: Evidence, folder: str, entries: FolderListing) -> Iter
 def _partner(evidence: Evidence, folder: str, kind: str, stems: Sequence[str]) -> Pair | None:
     """Return the folder of the images with these stems and this folder, without the folders they share at the end."""
 
-    def alike(other: str) -> tuple[bool, int, int]:
+    def similarity(other: str) -> tuple[bool, int, int]:
         mine, others = folder.split(os.sep), other.split(os.sep)
         tail = _equal(reversed(mine), reversed(others))
         return _split_in(folder) == _split_in(other), tail, _equal(mine, others)
@@ -211,7 +211,7 @@ def _partner(evidence: Evidence, folder: str, kind: str, stems: Sequence[str]) -
         and (evidence.has_photos(other, folder) or (other == folder and kind != "masks"))
         and sum(stem in evidence.stems(other) for stem in stems) * 2 >= len(stems)
     ]
-    best = max(candidates, key=alike, default=None)
+    best = max(candidates, key=similarity, default=None)
     if best is None or (kind == "masks" and not _same_sizes(evidence, best, folder, stems)):
         return None
     tail = _equal(reversed(folder.split(os.sep)), reversed(best.split(os.sep))) if best != folder else 0
@@ -246,7 +246,7 @@ def _files(evidence: Evidence) -> list[Annotations]:
             for name in names if len(names) <= MOST_CHILDREN else ():  # more files are one per image
                 path = os.path.join(folder, name)
                 if kind := kind_of_file(evidence.root / path):
-                    groups.setdefault((kind, _without_split(path)), []).append(evidence.root / path)
+                    groups.setdefault((kind, _drop_split(path)), []).append(evidence.root / path)
     return [
         Annotations(kind, place if len(of) > 1 else os.path.relpath(of[0], evidence.root), files=tuple(sorted(of)))
         for (kind, place), of in sorted(groups.items())
@@ -337,7 +337,7 @@ def annotations_in_archive(tree: Tree) -> str:
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def _without_split(path: str) -> str:
+def _drop_split(path: str) -> str:
     return _SPLIT_WORD.sub("{split}", path)
 
 

@@ -38,7 +38,7 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
     unnamed = not source.train.images.mask_names
 
     def images_of(listing: Listing) -> ImageStore:
-        images = _from_one(listing.images) if reduce_zero_label else _without_ignored(listing.images, numbers)
+        images = _from_one(listing.images) if reduce_zero_label else _drop_ignored(listing.images, numbers)
         return images if level is None else _joined(images, levels[level])
 
     # An ignored number between class numbers can only be removed if all of these are known.
@@ -94,7 +94,7 @@ def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _without_ignored(images: ImageStore, numbers: tuple[str, ...]) -> ImageStore:
+def _drop_ignored(images: ImageStore, numbers: tuple[str, ...]) -> ImageStore:
     """Renumber classes without that of unlabeled pixels. `numbers` are the names if there are none."""
     names, ignored = images.mask_names or numbers, ignored_number(images)
     if not 0 <= ignored < len(names) - 1:

@@ -223,14 +223,14 @@ def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) ->
     last = counts.gather(2, high.long())
     step = (flat.shape[2] - last) // 255
     spread = (step // 2 + counts.cumsum(2) - counts) // step.clamp(min=1)
-    equalised = spread.clamp(0, 255).float().where(step > 0, value)
+    equalized = spread.clamp(0, 255).float().where(step > 0, value)
 
     bits = 2 ** (4 + (level * 4).floor())  # of 8, 4 − ⌊4·level⌋ are kept
     threshold = 256 - (level * 256).floor()
     added = (level * 110).floor().clamp(max=128)
     by_name = {
         "AutoContrast": stretched,
-        "Equalize": equalised,
+        "Equalize": equalized,
         "Invert": 255 - value,
         "PosterizeIncreasing": (value / bits).floor() * bits,
         "SolarizeIncreasing": torch.where(value < threshold, value, 255 - value),

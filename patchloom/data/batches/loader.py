@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.ragged import Boxes, Parts
 from patchloom.data.batches.sampler import SamplingPlan
-from patchloom.data.batches.workers import Workers, keep_working, watched, without_core_warning, workers_started
+from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom_runtime.errors import DataError, ResourceError
@@ -88,7 +88,7 @@ class Loader:
         }
         images = _WorkerDataset(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
         self._timeout_s = timeout_s
-        with without_core_warning():
+        with no_core_warning():
             self._pool: DataLoader = DataLoader(
                 images,
                 batch_size=None,
@@ -160,7 +160,7 @@ class Loader:
         try:
             # Later epochs start no processes but wait for the existing ones, and a signal must be able to end that
             # wait.
-            with workers_started() if self._pool._iterator is None else nullcontext(), without_core_warning():
+            with workers_started() if self._pool._iterator is None else nullcontext(), no_core_warning():
                 parts = watched(iter(self._pool))
             for part in parts:
                 if isinstance(part, DataError | ResourceError):

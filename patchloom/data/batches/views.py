@@ -198,8 +198,10 @@ def make_view_loader(
     shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
     first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)
     if isinstance(first, DeviceLoader):
-        alike = groupby(range(len(views)), lambda number: views[number])
-        return ViewLoader([first.showing(tuple(numbers), view.augment, view.size) for view, numbers in alike]), note
+        same_views = groupby(range(len(views)), lambda number: views[number])
+        return ViewLoader(
+            [first.showing(tuple(numbers), view.augment, view.size) for view, numbers in same_views]
+        ), note
     first.close()
     joined = ManyViews(tuple(views))
     pin = torch.device(device).type == "cuda"

@@ -21,7 +21,7 @@ CHECKED_EVERY_S = 1.0
 
 
 @contextmanager
-def without_core_warning() -> Iterator[None]:
+def no_core_warning() -> Iterator[None]:
     """Suppress torch's warning about more workers than cores: `decoded_dataset.make_loader` has its own note."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")

@@ -136,10 +136,10 @@ def _named(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int | No
     if not table.headed:
         return None
     names = {i: plain(table.columns[i]) for i in rest if kinds[i] not in ("nothing", "files")}
-    alike = [i for i, name in names.items() if set(name.split("_")) & _LABEL_WORDS]
-    finest = [i for i in alike if not set(names[i].split("_")) & _COARSE_WORDS]
+    label_like = [i for i, name in names.items() if set(name.split("_")) & _LABEL_WORDS]
+    finest = [i for i in label_like if not set(names[i].split("_")) & _COARSE_WORDS]
     exact = [i for i, name in names.items() if name in LABEL_NAMES]
-    ordered = [*(i for i in exact if names[i] not in _VAGUE), *finest, *exact, *alike]
+    ordered = [*(i for i in exact if names[i] not in _VAGUE), *finest, *exact, *label_like]
     return next((i for i in ordered if kinds[i] == "words"), ordered[0] if ordered else None)
 
 

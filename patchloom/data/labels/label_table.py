@@ -157,8 +157,8 @@ def _reading(lines: Sequence[tuple[int, str]], separator: str, title: str, finds
     whole = [row for row in sample[named:] if len(row) == width]
     hits = [sum(finds(row[i]) for row in whole) for i in range(width)]
     called = [len(names) == width and names[i] in PATH_NAMES for i in range(width)]
-    alike = [sum(names_image(row[i]) for row in whole) for i in range(width)]
-    paths = max(range(width), key=lambda i: (bool(hits[i]) and called[i], hits[i], alike[i], called[i], -i))
+    image_like = [sum(names_image(row[i]) for row in whole) for i in range(width)]
+    paths = max(range(width), key=lambda i: (bool(hits[i]) and called[i], hits[i], image_like[i], called[i], -i))
     return _Reading(separator, rows, width, paths, hits[paths] / max(len(whole), 1), named, times / len(sample))
 
 

@@ -59,7 +59,7 @@ class ListedPaths:
         # The exact folder first, then any folder: lists may omit folders.
         for matching in (self._at, self._below_any):
             for path in candidates:
-                matches = matching(*_without_extension(path))
+                matches = matching(*_strip_extension(path))
                 if len(matches) > 1 and self._split:
                     matches = [one for one in matches if self._split in one.lower().split("/")]
                 if len(matches) == 1:
@@ -105,7 +105,7 @@ class ListedPaths:
         return self._by_name
 
 
-def _without_extension(path: str) -> tuple[str, str]:
+def _strip_extension(path: str) -> tuple[str, str]:
     """Return the stem and the extension, if the latter is that of an image."""
     stem, extension = posixpath.splitext(path)
     return (stem, extension) if extension.lower() in EXTENSIONS else (path, "")

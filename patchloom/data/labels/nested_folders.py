@@ -95,13 +95,13 @@ def _moved(held_out: Iterable[Chain], train: Sequence[Chain]) -> dict[Chain, Cha
     known = set(train)
     longer: dict[Chain, list[Chain]] = {}
     for chain in train:
-        for shorter in _without_one(chain):
+        for shorter in _drop_one(chain):
             longer.setdefault(shorter, []).append(chain)
-    candidates = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
+    candidates = {chain: {*longer.get(chain, ()), *(known & {*_drop_one(chain)})} for chain in held_out}
     return {chain: next(iter(of)) for chain, of in candidates.items() if len(of) == 1}
 
 
-def _without_one(chain: Chain) -> list[Chain]:
+def _drop_one(chain: Chain) -> list[Chain]:
     """Return the chains with one of the folders above the last removed."""
     return [chain[:i] + chain[i + 1 :] for i in range(len(chain) - 1)]
 

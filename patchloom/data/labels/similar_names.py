@@ -14,8 +14,8 @@ import numpy as np
 from patchloom.data.datasets import Fault, Listing, Source, name_some
 from patchloom_runtime.images.samples import UNLABELED
 
-ALIKE, MISSING, BARE = "look-alike classes", "missing value as a class", "no label"
-KINDS = (ALIKE, MISSING)  # reported by training, to which a missing label is an error
+SIMILAR, MISSING, BARE = "look-alike classes", "missing value as a class", "no label"
+KINDS = (SIMILAR, MISSING)  # reported by training, to which a missing label is an error
 _MISSING_VALUES = ("nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
@@ -25,7 +25,7 @@ def tidy(source: Source) -> Source:
     val, test = (listing and _merged(listing)[0] for listing in (source.val, source.test))
     if source.test is source.val:
         test = val
-    faults = [*_look_alikes(train, source.name), *_without_label(train, source.name)]
+    faults = [*_look_alikes(train, source.name), *_unlabeled(train, source.name)]
     known = {fault.detail for fault in source.faults}  # joined sources have them already
     fresh = tuple(fault for fault in faults if fault.detail not in known)
     return replace(
@@ -64,7 +64,7 @@ def _look_alikes(listing: Listing, where: str) -> Iterator[Fault]:
         groups.setdefault(_to_the_eye(name), []).append(number)
     for same in groups.values():
         if len(same) > 1:
-            yield Fault(where, ALIKE, _counted(listing.names, counts, same))
+            yield Fault(where, SIMILAR, _counted(listing.names, counts, same))
     missing = [number for number, name in enumerate(listing.names) if name.lower() in _MISSING_VALUES]
     if missing:
         yield Fault(where, MISSING, _counted(listing.names, counts, missing))
@@ -80,7 +80,7 @@ def _counted(names: Sequence[str], counts: Sequence[int], chosen: Sequence[int])
     return name_some([names[i] for i in chosen], [counts[i] for i in chosen])
 
 
-def _without_label(listing: Listing, where: str) -> Iterator[Fault]:
+def _unlabeled(listing: Listing, where: str) -> Iterator[Fault]:
     """Yield a fault if some training images have no label while others have one."""
     bare = np.flatnonzero(listing.labels == UNLABELED)
     if len(bare) and len(bare) < len(listing):

@@ -315,10 +315,10 @@ def _siblings(listed: ListFile) -> Iterator[ListFile]:
     names = [entry.name for entry in listed.place.entries(listed.folder) if entry.kind == "file"]
     others = [name for name in names if posixpath.join(listed.folder, name) != listed.path]
     same = [name for name in others if shape(name) == wanted]
-    alike = [
+    similar = [
         name for name in others if wanted[0] and name not in same and shape(name)[:2] == wanted[:2] and split_of(name)
     ]
-    for name in (*same, *alike):
+    for name in (*same, *similar):
         yield ListFile(listed.place, posixpath.join(listed.folder, name))
 
 

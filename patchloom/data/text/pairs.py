@@ -136,7 +136,7 @@ def open_parallel(
     source, target, notes = _direction(name, train, source, target, usual)
     scanned = [_scan(split, _sides(split, source, target), seed) for split in train]
     left_out = tuple(entry for part in scanned for entry in part.left_out())
-    usable = [part.without_empty() for part in scanned]
+    usable = [part.drop_empty() for part in scanned]
     if not sum(len(part.rows) for part, _ in usable):
         raise DataError(f"{name}: train has no pair without an empty side")
     others: dict[str, Pairs] = {}
@@ -285,7 +285,7 @@ class _Scanned:
     def whole(self) -> PairsPart:
         return self._part(np.arange(len(self.hashes)))
 
-    def without_empty(self) -> tuple[PairsPart, np.ndarray]:
+    def drop_empty(self) -> tuple[PairsPart, np.ndarray]:
         """Return the non-empty rows with the hashes of their sources."""
         rows = np.setdiff1d(np.arange(len(self.hashes)), list(self.empty))
         return self._part(rows), self.hashes[rows]

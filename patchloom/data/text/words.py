@@ -52,10 +52,10 @@ def words(text: str, language: str = "") -> list[str]:
     else:
         text = _ANY_APOSTROPHE.sub(" ' ", text)
     tokens = text.split()
-    return [part for i, word in enumerate(tokens) for part in _without_stop(word, tokens[i + 1 : i + 2], language)]
+    return [part for i, word in enumerate(tokens) for part in _split_stop(word, tokens[i + 1 : i + 2], language)]
 
 
-def _without_stop(word: str, following: list[str], language: str) -> list[str]:
+def _split_stop(word: str, following: list[str], language: str) -> list[str]:
     """Split off a full stop at a word's end, unless the word is an abbreviation or the sentence continues."""
 
     stem = word[:-1]

@@ -27,7 +27,7 @@ from patchloom_runtime.printable import printable
 _HERE = Path(__file__).parent
 _MODEL_SCRIPTS = ("interpreter.js", "images.js", "serve.js")  # run in a worker
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box")  # FILTERS of images.js
-_WITHOUT_FEED_FORWARD = " It leaves out the feed-forward layer that follows."
+_NO_FEED_FORWARD = " It leaves out the feed-forward layer that follows."
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def write_classifier_page(classifier: Classifier, path: Path, weights: Weights) 
         "single_page.html.j2",
         title=_title(classifier),
         facts=_facts(classifier, program),
-        about_map=ABOUT_MAPS[output.kind] + (_WITHOUT_FEED_FORWARD if output.kind == "contribution" else ""),
+        about_map=ABOUT_MAPS[output.kind] + (_NO_FEED_FORWARD if output.kind == "contribution" else ""),
         has_map=output.map is not None,
         drawing=drawing,
         model_script=Markup("\n".join((_HERE / name).read_text("utf-8") for name in _MODEL_SCRIPTS)),

@@ -219,12 +219,12 @@ def namings(model: Network) -> Mapping[Publisher, list[Pair]]:
     """Return the namings of a network by publisher."""
     if isinstance(model, ViT) and model.config.parallel > 1:
         return {"authors": _VIT_PARALLEL}
-    return next((naming for family, naming in _NAMINGS.items() if isinstance(model, family)), {})
+    return next((layout for family, layout in _NAMINGS.items() if isinstance(model, family)), {})
 
 
 def renamed(model: Network, state: State) -> State:
     """Return `state` with patchloom's names and shapes. Unknown keys are kept, for the caller to report."""
-    pairs = [(_text(theirs), ours, _form(theirs)) for naming in namings(model).values() for theirs, ours in naming]
+    pairs = [(_text(theirs), ours, _form(theirs)) for layout in namings(model).values() for theirs, ours in layout]
     out: State = {}
     for key, tensor in _joined(model, state).items():
         match = _translated(key, pairs)
@@ -274,8 +274,8 @@ def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
     """Reshape if shapes differ only by ones: 1×1 convolutions to matrices, (1, 1, C) to (C)."""
     if expected is None or tensor.shape == expected.shape:
         return tensor
-    without_ones = [n for n in tensor.shape if n != 1]
-    same = without_ones == [n for n in expected.shape if n != 1]
+    squeezed = [n for n in tensor.shape if n != 1]
+    same = squeezed == [n for n in expected.shape if n != 1]
     return tensor.reshape(expected.shape) if same else tensor
 
 

@@ -28,7 +28,7 @@ def open_objects(
     if folder is None:  # an artifact does not record its level: use that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
     else:
-        level = found.level if (found := read_run_metadata(folder)) else None
+        level = metadata.level if (metadata := read_run_metadata(folder)) else None
     numbered = number_objects(images, tuple(classes), level)
     unknown = [
         name for name, number in zip(images.images.object_names, numbered.categories or (), strict=False) if number < 0

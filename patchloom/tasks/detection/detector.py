@@ -57,8 +57,8 @@ class ImageDetections:
         counted: dict[str, list[float]] = {}
         for one in self.objects:
             counted.setdefault(one.name, []).append(one.score)
-        said = [f"{len(scores)} {name} ({max(scores):.0%})" for name, scores in counted.items()]
-        return ", ".join(said) or "nothing found"
+        counts = [f"{len(scores)} {name} ({max(scores):.0%})" for name, scores in counted.items()]
+        return ", ".join(counts) or "nothing found"
 
 
 class ObjectDetector:
@@ -82,8 +82,8 @@ class ObjectDetector:
             raise UsageError(f"min_score is {min_score}, expected a number from 0 to 1")
         one = is_single_image(pictures)
         read = ((each.name, each.read()) for each in iterate_images(pictures))
-        found = [list(answer.objects) for answer in self._answers(read, min_score)]
-        return found[0] if one else found
+        detections = [list(answer.objects) for answer in self._answers(read, min_score)]
+        return detections[0] if one else detections
 
     def predict_files(
         self,
@@ -110,28 +110,28 @@ class ObjectDetector:
     def _answers(self, frames: Iterable[tuple[str, Image.Image | str]], min_score: float) -> Iterator[ImageDetections]:
         rest = iter(frames)
         while window := list(islice(rest, AT_ONCE)):
-            found = iter(self._found([one for _, one in window if not isinstance(one, str)]))
+            detections = iter(self._detect([one for _, one in window if not isinstance(one, str)]))
             for name, one in window:
                 if isinstance(one, str):
                     yield ImageDetections(name, error=one)
                     continue
-                size, objects = next(found)
+                size, objects = next(detections)
                 yield ImageDetections(name, detected_objects(objects, self.labels, min_score), size, picture=one)
 
-    def _found(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Detections]]:
+    def _detect(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Detections]]:
         if not pictures:
             return []
-        seen = [on_canvas(picture, self.view) for picture in pictures]
-        batch = ImageBatch.of_pixels([one["image"] for one in seen])
-        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in seen]))
-        return [(size, found) for _, size, found in find_objects(self.network, [batch])]
+        samples = [on_canvas(picture, self.view) for picture in pictures]
+        batch = ImageBatch.of_pixels([one["image"] for one in samples])
+        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in samples]))
+        return [(size, detections) for _, size, detections in find_objects(self.network, [batch])]
 
 
 def detected_objects(
-    found: Detections, labels: Sequence[str], min_score: float = DEFAULT_MIN_SCORE
+    detections: Detections, labels: Sequence[str], min_score: float = DEFAULT_MIN_SCORE
 ) -> list[DetectedObject]:
     """Return the detections with at least `min_score`, highest score first."""
-    return surest_first(found.boxes, found.categories, found.scores, found.masks, labels, min_score)
+    return surest_first(detections.boxes, detections.categories, detections.scores, detections.masks, labels, min_score)
 
 
 def draw_detections(one: DetectedObject, labels: Sequence[str]) -> DrawnObject:
@@ -156,7 +156,7 @@ class DetectionFiles:
         height, width = answer.size
         self._images.append({"id": number, "file_name": answer.path, "width": width, "height": height})
         for one in answer.objects:
-            told: dict[str, Any] = {
+            annotation: dict[str, Any] = {
                 "id": len(self._annotations) + 1,
                 "image_id": number,
                 "category_id": self._labels.index(one.name) + 1,
@@ -166,8 +166,8 @@ class DetectionFiles:
                 "score": one.score,
             }
             if one.outline is not None:
-                told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
-            self._annotations.append(told)
+                annotation |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
+            self._annotations.append(annotation)
         drawn = draw_objects(answer.picture, [draw_detections(one, self._labels) for one in answer.objects])
         overlay = self._folder / f"{number:05d}-{printable(Path(answer.path).stem)}.jpg"
         encoded = io.BytesIO()
@@ -178,8 +178,8 @@ class DetectionFiles:
     def close(self) -> None:
         """Write the annotations of all images."""
         categories = [{"id": number, "name": name} for number, name in enumerate(self._labels, 1)]
-        told = {"images": self._images, "annotations": self._annotations, "categories": categories}
-        atomic_write(self._folder / ANNOTATIONS, (json.dumps(told) + "\n").encode())
+        content = {"images": self._images, "annotations": self._annotations, "categories": categories}
+        atomic_write(self._folder / ANNOTATIONS, (json.dumps(content) + "\n").encode())
 
 
 def view_of(files: RunFiles) -> CanvasView:

@@ -13,7 +13,7 @@ from patchloom.report.sections import gallery_section, table_section
 from patchloom_runtime.errors import DataError
 
 CONFUSED = 12  # rows
-TOLD = (
+CAPTION = (
     "First what is there, then what was found with a score of 50 % or more. Dashed red: objects that were missed, and "
     "detections that are false or of another class. The number is the share that is right of objects and detections."
 )
@@ -34,8 +34,8 @@ def confused_section(report: DetectionReport) -> list[Markup]:
             objects_text = f"{counts[i, j]:,} of {counts[:, j].sum():,} detections"
         else:
             objects_text = f"{counts[i, j]:,} of {counts[i].sum():,} objects"
-        what, found = names[i] or "nothing there", names[j] or "not found"
-        rows.append((what, found, f"{shares[i, j]:.1f} %", objects_text))
+        what, predicted = names[i] or "nothing there", names[j] or "not found"
+        rows.append((what, predicted, f"{shares[i, j]:.1f} %", objects_text))
     title = "What is taken for what, by sure detections"
     return [table_section(title, ["there is", "found as", "share", ""], rows)] if rows else []
 
@@ -51,22 +51,22 @@ def gallery(
 ) -> list[Markup]:
     """Return a gallery of some images next to the truth, without those that cannot be read."""
     scores, _ = worst_first(report)
-    shown = []
+    images = []
     for i in chosen:
         try:
             picture = read(i)
         except (DataError, KeyError):
             continue
-        shown.append((draw_with_truth(picture, report, i), f"{names[i]}: {scores[i]:.0%}; {objects_text(report, i)}"))
-    return [gallery_section(title.partition(" ")[0].lower(), title, TOLD, shown)] if shown else []
+        images.append((draw_with_truth(picture, report, i), f"{names[i]}: {scores[i]:.0%}; {objects_text(report, i)}"))
+    return [gallery_section(title.partition(" ")[0].lower(), title, CAPTION, images)] if images else []
 
 
 def objects_text(report: DetectionReport, number: int) -> str:
     """Return the number of found, missed … objects of an image as text."""
-    truth, found = report.truths[number], report.detections[number]
+    truth, detections = report.truths[number], report.detections[number]
     one = _outcome(report, number)
-    shown = one.object_of >= 0
-    right = found.categories[one.sure[shown]] == truth.categories[one.object_of[shown]]
+    matched = one.object_of >= 0
+    right = detections.categories[one.sure[matched]] == truth.categories[one.object_of[matched]]
     counted = {
         "found": int(right.sum()),
         "of another class": int((~right).sum()),
@@ -74,13 +74,13 @@ def objects_text(report: DetectionReport, number: int) -> str:
         "false": int(one.false.sum()),
     }
     objects = int((~truth.crowd).sum())
-    said = ", ".join(f"{count} {what}" for what, count in counted.items() if count or what == "found")
-    return f"{objects} object{'s' * (objects != 1)}: {said}"
+    text = ", ".join(f"{count} {what}" for what, count in counted.items() if count or what == "found")
+    return f"{objects} object{'s' * (objects != 1)}: {text}"
 
 
 def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) -> list[Image.Image]:
     """Draw the true objects and the detections with high scores; mistakes are marked in both."""
-    truth, found, names = report.truths[number], report.detections[number], report.classes
+    truth, detections, names = report.truths[number], report.detections[number], report.classes
     one = _outcome(report, number)
     there = [
         DrawnObject(
@@ -92,14 +92,16 @@ def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) 
         )
         for i, missed in enumerate(np.isin(np.arange(len(truth.boxes)), one.missed))
     ]
-    seen = []
-    for i, thing, false in zip(one.sure.tolist(), one.object_of.tolist(), one.false.tolist(), strict=True):
-        other = thing >= 0 and truth.categories[thing] != found.categories[i]
-        text = ("false: " if false else "") + object_text(names[found.categories[i]], float(found.scores[i]))
-        text += f", is {object_text(names[truth.categories[thing]])}" if other else ""
-        mask = found.masks[i] if found.masks else None
-        seen.append(DrawnObject(text, found.boxes[i], int(found.categories[i]), mask, mistake=bool(false or other)))
-    return [draw_objects(picture, there), draw_objects(picture, seen)]
+    drawn = []
+    for i, match, false in zip(one.sure.tolist(), one.object_of.tolist(), one.false.tolist(), strict=True):
+        other = match >= 0 and truth.categories[match] != detections.categories[i]
+        text = ("false: " if false else "") + object_text(names[detections.categories[i]], float(detections.scores[i]))
+        text += f", is {object_text(names[truth.categories[match]])}" if other else ""
+        mask = detections.masks[i] if detections.masks else None
+        drawn.append(
+            DrawnObject(text, detections.boxes[i], int(detections.categories[i]), mask, mistake=bool(false or other))
+        )
+    return [draw_objects(picture, there), draw_objects(picture, drawn)]
 
 
 def _outcome(report: DetectionReport, number: int) -> ImageMistakes:

@@ -67,15 +67,15 @@ class DetectionJudge(Judge):
     def _evaluate(self, model: nn.Module, *, together: bool) -> ValDetections:
         network: Any = unwrap(model)
         own: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
-        for index, size, found in find_objects(network, self._batches(together)):
+        for index, size, objects in find_objects(network, self._batches(together)):
             if index not in own:  # a substitute for an unreadable image is there already
-                own[index] = self._truth(index, size), found, size
+                own[index] = self._truth(index, size), objects, size
         joined = own
         if together:
             joined = {index: each for part in self._processes.gather(own) for index, each in part.items()}
         order = sorted(joined)
-        truths, all_found, sizes = zip(*(joined[index] for index in order), strict=True)
-        report = DetectionReport(self._classes, truths, all_found)
+        truths, detections, sizes = zip(*(joined[index] for index in order), strict=True)
+        report = DetectionReport(self._classes, truths, detections)
         return ValDetections(report, tuple(self._val.key(index) for index in order), sizes)
 
     def _truth(self, index: int, size: tuple[int, int]) -> TrueObjects:

@@ -17,7 +17,7 @@ from patchloom.tasks.detection.detector import (
     draw_detections,
     load_object_detector,
 )
-from patchloom.tasks.detection.drawings import TOLD, confused_section, draw_with_truth, objects_text, worst_first
+from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
 from patchloom.tasks.detection.exported import open_exported_detector
 from patchloom.tasks.detection.page import images_of
 from patchloom.tasks.detection.run_files import VAL, read_val
@@ -40,7 +40,7 @@ def look_at_detected(
     """Draw objects in the images at `paths`, at most `count` from all over them; without any, the worst of val."""
     at_least("count", count, 1)
     notes: list[str] = []
-    looks, sections = _given(folder, paths, top, count, notes) if paths else _worst(folder, data, count)
+    looks, sections = _detected(folder, paths, top, count, notes) if paths else _worst(folder, data, count)
     title = f"Val images that {folder.name} got most wrong"
     if paths:
         title = f"Objects that {folder.name} detects in {plural(len(looks), 'image')}"
@@ -48,7 +48,7 @@ def look_at_detected(
     return LookPage(out, looks, notes)
 
 
-def _given(
+def _detected(
     folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
 ) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Return images next to their detections."""
@@ -67,7 +67,7 @@ def _given(
             continue
         answer, detail = _answer(detector, one.name, picture, top)
         looks.append((one.name, detail, answer))
-        drawn = draw_objects(picture, [draw_detections(thing, detector.labels) for thing in answer.objects])
+        drawn = draw_objects(picture, [draw_detections(each, detector.labels) for each in answer.objects])
         row = [draw_objects(picture, []), drawn]  # of one size
         sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
     if not looks:
@@ -79,36 +79,36 @@ def _given(
 def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int) -> tuple[ImageDetections, str]:
     """Return the objects with high scores; if there are none, the `top` most likely ones and a note."""
     size = picture.height, picture.width
-    found = detector.predict(picture, min_score=FEW)
-    sure = [one for one in found if one.score >= DEFAULT_MIN_SCORE]
-    if sure or not found:
+    objects = detector.predict(picture, min_score=FEW)
+    sure = [one for one in objects if one.score >= DEFAULT_MIN_SCORE]
+    if sure or not objects:
         return ImageDetections(name, sure, size), ""
-    return ImageDetections(name, found[:top], size), UNSURE
+    return ImageDetections(name, objects[:top], size), UNSURE
 
 
 def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Return the val images with the lowest scores, and a table of the most confused classes."""
     if is_artifact(folder):
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
-    kept = read_val(folder)
-    if kept is None:
+    val = read_val(folder)
+    if val is None:
         raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
-    report = kept.report
+    report = val.report
     images = images_of(folder, ReportSettings(data=data), report)
     if images is None:
         raise UsageError(f"{folder} did not record where its data lie; say it with --data")
     places = {images.key(i): i for i in range(len(images))}
-    if missing := [name for name in kept.names if name not in places]:
+    if missing := [name for name in val.names if name not in places]:
         raise DataError(
-            f"{len(missing):,} of the {len(kept.names):,} pictures that the run was validated on, first {missing[0]}, "
+            f"{len(missing):,} of the {len(val.names):,} pictures that the run was validated on, first {missing[0]}, "
             "are not in these data; say where they lie with --data"
         )
     scores, order = worst_first(report)
     looks: list[tuple[str, str, Any]] = []
     sections = [*confused_section(report)]
     for number, i in enumerate(order[:count]):
-        name, detail = kept.names[i], f"{scores[i]:.0%} right; {objects_text(report, i)}"
+        name, detail = val.names[i], f"{scores[i]:.0%} right; {objects_text(report, i)}"
         row = draw_with_truth(images.read(places[name]), report, i)
         looks.append((name, detail, ImageDetections(name, detected_objects(report.detections[i], report.classes))))
-        sections.append(gallery_section(f"picture-{number}", name, TOLD if not number else "", [(row, detail)]))
+        sections.append(gallery_section(f"picture-{number}", name, CAPTION if not number else "", [(row, detail)]))
     return looks, sections

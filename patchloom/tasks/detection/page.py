@@ -40,11 +40,11 @@ from patchloom_runtime.artifacts.detector import MASKS
 from patchloom_runtime.errors import DataError, UsageError, attempted
 
 INTERVALS = ("ap", "ap50", "mask_ap", "mask_ap50")
-PICTURES_SHOWN = 4  # worst, and as many best
-CURVES_SHOWN = 8  # classes with most objects
+GALLERY_IMAGES = 4  # worst, and as many best
+MAX_CURVES = 8  # classes with most objects
 BATCH = 8
 _COLUMNS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "recall")
-_TOLD = {
+_MEANINGS = {
     "ap": "mean over classes and IoU 0.50 … 0.95",
     "ap50": "at IoU 0.50",
     "ap75": "at IoU 0.75",
@@ -59,8 +59,10 @@ _TOLD = {
 def interval_words(report: DetectionReport) -> str:
     """Return the confidence intervals of AP50 as text."""
     names = {"ap50": "box AP50", **({"mask_ap50": "mask AP50"} if report.has_masks else {})}
-    said = [f"{title} {low:.1f} … {high:.1f}" for name, title in names.items() for low, high in [report.interval(name)]]
-    return f"95 % intervals over pictures: {', '.join(said)}"
+    intervals = [
+        f"{title} {low:.1f} … {high:.1f}" for name, title in names.items() for low, high in [report.interval(name)]
+    ]
+    return f"95 % intervals over pictures: {', '.join(intervals)}"
 
 
 # evaluate -------------------------------------------------------------------------------------------------------------
@@ -77,13 +79,13 @@ def evaluate_detectors(
         if data is None:
             if is_artifact(folder):
                 raise UsageError(f"{folder} is an artifact without val predictions: patchloom evaluate {folder} DATA")
-            kept = read_val(folder)
-            if kept is None:
+            val = read_val(folder)
+            if val is None:
                 raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
         else:
-            kept, said = judge_on(folder, data, split=split, device=device, reading=reading)
-            notes += [f"{name}: {note}" for note in said]
-        judged[name], pictures[name] = kept.report, kept.names
+            val, run_notes = judge_on(folder, data, split=split, device=device, reading=reading)
+            notes += [f"{name}: {note}" for note in run_notes]
+        judged[name], pictures[name] = val.report, val.names
     rows = [
         (name, kind, f"{len(report.truths):,}", *_cells(report.summary(kind)), _interval(report, kind))
         for name, report in judged.items()
@@ -120,13 +122,13 @@ def judge_on(
     )
     judged: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
     with scan_bar(what="evaluating") as progress:
-        for index, size, found in find_objects(detector.network, loader.epoch(0)):
-            judged[index] = truth_of(images.objects(index), size), found, size
+        for index, size, detections in find_objects(detector.network, loader.epoch(0)):
+            judged[index] = truth_of(images.objects(index), size), detections, size
             if progress:
                 progress(len(judged), len(images))
     loader.close()
     notes += [f"not counted: {why}" for why in loader.broken.values()]
-    return _kept(judged, images, detector.labels), notes
+    return _val_detections(judged, images, detector.labels), notes
 
 
 def _judge_exported(
@@ -145,24 +147,24 @@ def _judge_exported(
                 notes.append(f"not counted: {error}")
                 continue
             objects, size = detector.predict(picture, min_score=0.0), (picture.height, picture.width)
-            found = Detections(
+            detections = Detections(
                 np.array([one.box for one in objects], np.float64).reshape(-1, 4),
                 np.array([numbers[one.name] for one in objects], np.int64),
                 np.array([one.score for one in objects], np.float64),
                 [one.outline for one in objects] if MASKS in detector.artifact.about.parts else None,
             )
-            judged[index] = truth_of(images.objects(index), size), found, size
+            judged[index] = truth_of(images.objects(index), size), detections, size
             if progress:
                 progress(index + 1, len(images))
-    return _kept(judged, images, detector.labels), notes
+    return _val_detections(judged, images, detector.labels), notes
 
 
-def _kept(
+def _val_detections(
     judged: Mapping[int, tuple[TrueObjects, Detections, tuple[int, int]]], images: LabeledImages, labels: Sequence[str]
 ) -> ValDetections:
     order = sorted(judged)
-    truths, all_found, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
-    report = DetectionReport(tuple(labels), truths, all_found)
+    truths, detections, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
+    report = DetectionReport(tuple(labels), truths, detections)
     return ValDetections(report, tuple(images.key(index) for index in order), sizes)
 
 
@@ -195,8 +197,8 @@ def _class_lines(name: str, report: DetectionReport) -> list[str]:
     if len(report.classes) < 2:
         return []
     of_class = zip(report.classes, report.class_ap(), strict=True)
-    said = [f"{label} {values['ap50']:.1f}" for label, values in of_class if not math.isnan(values["ap50"])]
-    return [f"{name}, AP50 of boxes by class: {', '.join(said[:20])}{' …' if len(said) > 20 else ''}"]
+    scores = [f"{label} {values['ap50']:.1f}" for label, values in of_class if not math.isnan(values["ap50"])]
+    return [f"{name}, AP50 of boxes by class: {', '.join(scores[:20])}{' …' if len(scores) > 20 else ''}"]
 
 
 def _values(report: DetectionReport) -> dict[str, Any]:
@@ -222,23 +224,23 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def detection_page(folder: Path, asked: Any) -> TaskPage:
+def detection_page(folder: Path, settings: Any) -> TaskPage:
     """Return metrics, a table of classes, precision over recall, and the worst and best images next to the truth."""
     notes: list[str] = []
-    kept = attempted(lambda: read_val(folder), notes)
-    if asked.split is not None:
+    val = attempted(lambda: read_val(folder), notes)
+    if settings.split is not None:
         record = read_run_metadata(folder)
-        place = data_path(folder, record, asked.data)
-        kept, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
-    elif kept is None and not notes:
+        place = data_path(folder, record, settings.data)
+        val, notes = judge_on(folder, place, split=settings.split, device="auto", reading=settings.reading)
+    elif val is None and not notes:
         notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
-    report = kept.report if kept else None
-    images = attempted(lambda: images_of(folder, asked, report), notes) if report else None
+    report = val.report if val else None
+    images = attempted(lambda: images_of(folder, settings, report), notes) if report else None
     return TaskPage(
         best=f"{report.summary()['ap']:.1f}" if report else "",
-        measure=f"box AP on {asked.split or 'val'}",
+        measure=f"box AP on {settings.split or 'val'}",
         interval=report.interval("ap") if report else None,
-        numbers=_numbers(report, asked.split or "val") if report else [],
+        numbers=_numbers(report, settings.split or "val") if report else [],
         charts={
             "Validation box AP50": validation("ap50"),
             "Validation box AP": validation("ap"),
@@ -246,17 +248,17 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
             **training(CHARTS),
         },
         trained_on="augmented images, all losses added up",
-        sections=_sections(kept, images) if kept else [],
+        sections=_sections(val, images) if val else [],
         notes=notes,
         next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE --out FOLDER",
     )
 
 
 def _numbers(report: DetectionReport, split: str) -> list[tuple[str, str, str]]:
-    rows, told = [], _TOLD | {"images": f"of the {split} split"}
+    rows, meanings = [], _MEANINGS | {"images": f"of the {split} split"}
     for name, value in report:
         plain = name.removeprefix("mask_")
-        what = told[plain] + (", by masks" if name != plain else "")
+        what = meanings[plain] + (", by masks" if name != plain else "")
         if name in INTERVALS:
             low, high = report.interval(name)
             what += "" if math.isnan(low) else f"; {low:.1f} … {high:.1f}, the 95 % interval (bootstrap over pictures)"
@@ -266,15 +268,15 @@ def _numbers(report: DetectionReport, split: str) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _sections(kept: ValDetections, images: LabeledImages | None) -> list[Markup]:
-    report = kept.report
+def _sections(val: ValDetections, images: LabeledImages | None) -> list[Markup]:
+    report = val.report
     caption = "Each class by itself; further right more objects are found, further up fewer detections are wrong."
     curves = [(f"By {'boxes' if kind == 'box' else 'masks'}", _curves(report, kind), caption) for kind in report.kinds]
     return [
         _class_table(report),
         *confused_section(report),
         picture_section(curves, "Precision over recall at IoU 0.50", "precision"),
-        *(_worst_and_best(kept, images) if images is not None else []),
+        *(_worst_and_best(val, images) if images is not None else []),
     ]
 
 
@@ -299,9 +301,9 @@ def _class_table(report: DetectionReport) -> Markup:
 
 def _curves(report: DetectionReport, kind: Kind) -> Markup:
     counts = np.array([int(matches.objects[0].sum()) for matches in report.matches(kind)])
-    shown = [int(i) for i in np.argsort(-counts, kind="stable")[:CURVES_SHOWN] if counts[i]]
+    chosen = [int(i) for i in np.argsort(-counts, kind="stable")[:MAX_CURVES] if counts[i]]
     series = []
-    for color, number in enumerate(shown):
+    for color, number in enumerate(chosen):
         curve = report.curve(number, kind=kind)
         points = [(0.0, float(curve.precision[0]) if len(curve.precision) else 0.0)]
         points += list(zip(curve.recall.tolist(), curve.precision.tolist(), strict=True))
@@ -310,27 +312,27 @@ def _curves(report: DetectionReport, kind: Kind) -> Markup:
     return line_chart(series, x_label="recall")
 
 
-def _worst_and_best(kept: ValDetections, images: LabeledImages) -> list[Markup]:
+def _worst_and_best(val: ValDetections, images: LabeledImages) -> list[Markup]:
     """Return galleries of images next to the truth."""
-    report, places = kept.report, {images.key(i): i for i in range(len(images))}
+    report, places = val.report, {images.key(i): i for i in range(len(images))}
     _, order = worst_first(report)
-    worst = order[:PICTURES_SHOWN]
-    best = [i for i in reversed(order) if i not in worst and len(report.truths[i].boxes)][:PICTURES_SHOWN]
+    worst = order[:GALLERY_IMAGES]
+    best = [i for i in reversed(order) if i not in worst and len(report.truths[i].boxes)][:GALLERY_IMAGES]
 
     def read(number: int) -> Image.Image:
-        return images.read(places[kept.names[number]])
+        return images.read(places[val.names[number]])
 
     return [
-        *gallery("Worst pictures", worst, report, kept.names, read),
-        *gallery("Best pictures", best, report, kept.names, read),
+        *gallery("Worst pictures", worst, report, val.names, read),
+        *gallery("Best pictures", best, report, val.names, read),
     ]
 
 
-def images_of(folder: Path, asked: Any, report: DetectionReport) -> LabeledImages | None:
+def images_of(folder: Path, settings: Any, report: DetectionReport) -> LabeledImages | None:
     """Return the images of a report, from the plan of the training or from the data path."""
-    if asked.plan is not None:
-        val: LabeledImages = asked.plan.splits.val
+    if settings.plan is not None:
+        val: LabeledImages = settings.plan.splits.val
         return val
     record = read_run_metadata(folder)
-    place = asked.data or (record.data if record else None)
-    return None if place is None else open_objects(folder, place, asked.split, report.classes, asked.reading)[0]
+    place = settings.data or (record.data if record else None)
+    return None if place is None else open_objects(folder, place, settings.split, report.classes, settings.reading)[0]

@@ -50,11 +50,13 @@ def load_detector(folder: Path) -> tuple[Detector, RunFiles]:
 def write_val(folder: Path, val: ValDetections) -> None:
     """Write `val.json`."""
     images = [
-        {"key": key, "size": list(size), "objects": _objects(truth, size), "found": _found(found, size)}
-        for key, size, truth, found in zip(val.names, val.sizes, val.report.truths, val.report.detections, strict=True)
+        {"key": key, "size": list(size), "objects": _objects(truth, size), "found": _detections_json(detections, size)}
+        for key, size, truth, detections in zip(
+            val.names, val.sizes, val.report.truths, val.report.detections, strict=True
+        )
     ]
-    told = {"classes": list(val.report.classes), "images": images}
-    write_checked(folder, {VAL: (json.dumps(told) + "\n").encode()})
+    content = {"classes": list(val.report.classes), "images": images}
+    write_checked(folder, {VAL: (json.dumps(content) + "\n").encode()})
 
 
 def read_val(folder: Path) -> ValDetections | None:
@@ -63,14 +65,16 @@ def read_val(folder: Path) -> ValDetections | None:
     if not os.path.lexists(path):
         return None
     try:
-        told = parse_json(read_checked(folder, VAL), MOST_BYTES)
-        _check(told)
-        images = told["images"]
+        content = parse_json(read_checked(folder, VAL), MOST_BYTES)
+        _check(content)
+        images = content["images"]
         sizes = tuple((height, width) for height, width in (image["size"] for image in images))
         truths = [_read_truth(image["objects"], size) for image, size in zip(images, sizes, strict=True)]
-        found = [_read_found(image["found"], size) for image, size in zip(images, sizes, strict=True)]
+        detections = [_read_detections(image["found"], size) for image, size in zip(images, sizes, strict=True)]
         return ValDetections(
-            DetectionReport(tuple(told["classes"]), truths, found), tuple(image["key"] for image in images), sizes
+            DetectionReport(tuple(content["classes"]), truths, detections),
+            tuple(image["key"] for image in images),
+            sizes,
         )
     except (ValueError, DataError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error
@@ -82,57 +86,59 @@ def coco_box(box: Sequence[float]) -> list[float]:
     return [x0, y0, round(x1 - x0, 3), round(y1 - y0, 3)]
 
 
-def _shown(box: Any, category: Any, masks: Sequence[ObjectMask] | None, number: int, size: tuple[int, int]) -> Any:
-    told: dict[str, Any] = {"bbox": coco_box(box), "category": int(category)}
-    return told if masks is None else told | {"segmentation": masks[number].to_coco(size)}
+def _object_json(
+    box: Any, category: Any, masks: Sequence[ObjectMask] | None, number: int, size: tuple[int, int]
+) -> Any:
+    entry: dict[str, Any] = {"bbox": coco_box(box), "category": int(category)}
+    return entry if masks is None else entry | {"segmentation": masks[number].to_coco(size)}
 
 
 def _objects(truth: TrueObjects, size: tuple[int, int]) -> list[dict[str, Any]]:
     return [
-        _shown(box, truth.categories[i], truth.masks, i, size)
+        _object_json(box, truth.categories[i], truth.masks, i, size)
         | {"iscrowd": int(truth.crowd[i]), "area": float(truth.areas[i])}
         for i, box in enumerate(truth.boxes)
     ]
 
 
-def _found(found: Detections, size: tuple[int, int]) -> list[dict[str, Any]]:
+def _detections_json(detections: Detections, size: tuple[int, int]) -> list[dict[str, Any]]:
     return [
-        _shown(box, found.categories[i], found.masks, i, size) | {"score": float(found.scores[i])}
-        for i, box in enumerate(found.boxes)
+        _object_json(box, detections.categories[i], detections.masks, i, size) | {"score": float(detections.scores[i])}
+        for i, box in enumerate(detections.boxes)
     ]
 
 
-def _check(told: Any) -> None:
-    check_shape(told, {"classes": list[str], "images": list[dict]})
-    for image in told["images"]:
+def _check(content: Any) -> None:
+    check_shape(content, {"classes": list[str], "images": list[dict]})
+    for image in content["images"]:
         check_shape(image, {"key": str, "size": list[int], "objects": list[dict], "found": list[dict]})
         if len(image["size"]) != 2 or min(image["size"]) < 1:
             raise ValueError(f"a picture of {image['size']}, expected height and width")
         for name, more in (("objects", {"iscrowd": int, "area": float}), ("found", {"score": float})):
             for one in image[name]:
                 check_shape(one, {**_BOX, **more})
-                if len(one["bbox"]) != 4 or not 0 <= one["category"] < len(told["classes"]):
+                if len(one["bbox"]) != 4 or not 0 <= one["category"] < len(content["classes"]):
                     raise ValueError(f"{name} has a box of {len(one['bbox'])} numbers or of an unknown class")
 
 
-def _boxes(told: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    boxes = np.array([one["bbox"] for one in told], np.float64).reshape(-1, 4)
+def _boxes(entries: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    boxes = np.array([one["bbox"] for one in entries], np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    return boxes, np.array([one["category"] for one in told], np.int64)
+    return boxes, np.array([one["category"] for one in entries], np.int64)
 
 
-def _masks(told: Sequence[Any], size: tuple[int, int]) -> list[ObjectMask] | None:
-    if not all("segmentation" in one for one in told):
+def _masks(entries: Sequence[Any], size: tuple[int, int]) -> list[ObjectMask] | None:
+    if not all("segmentation" in one for one in entries):
         return None
-    return masks_from_coco([one["segmentation"] for one in told], size)
+    return masks_from_coco([one["segmentation"] for one in entries], size)
 
 
-def _read_truth(told: Sequence[Any], size: tuple[int, int]) -> TrueObjects:
-    boxes, categories = _boxes(told)
-    crowd, areas = (np.array([one[name] for one in told], np.float64) for name in ("iscrowd", "area"))
-    return TrueObjects(boxes, categories, crowd.astype(bool), areas, _masks(told, size))
+def _read_truth(entries: Sequence[Any], size: tuple[int, int]) -> TrueObjects:
+    boxes, categories = _boxes(entries)
+    crowd, areas = (np.array([one[name] for one in entries], np.float64) for name in ("iscrowd", "area"))
+    return TrueObjects(boxes, categories, crowd.astype(bool), areas, _masks(entries, size))
 
 
-def _read_found(told: Sequence[Any], size: tuple[int, int]) -> Detections:
-    boxes, categories = _boxes(told)
-    return Detections(boxes, categories, np.array([one["score"] for one in told], np.float64), _masks(told, size))
+def _read_detections(entries: Sequence[Any], size: tuple[int, int]) -> Detections:
+    boxes, categories = _boxes(entries)
+    return Detections(boxes, categories, np.array([one["score"] for one in entries], np.float64), _masks(entries, size))

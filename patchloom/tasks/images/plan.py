@@ -280,8 +280,8 @@ def _in_folder(
 def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice) -> ImagePlan:
     """Return the plan with another number of epochs and what depends on it."""
     resolved = planner.resolve(plan.opened, epochs)
-    planned = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
-    return replace(planned, advice=_advice(planner, planned))
+    resolved_plan = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
+    return replace(resolved_plan, advice=_advice(planner, resolved_plan))
 
 
 def _published_start(plan: ImagePlan) -> list[str]:

@@ -86,7 +86,8 @@ def evaluate_runs(
     compared = [
         compare(one, results[one].report, other, results[other].report)
         for one, other in combinations(results, 2)
-        if results[one].fingerprint == results[other].fingerprint and _alike(results[one].report, results[other].report)
+        if results[one].fingerprint == results[other].fingerprint
+        and _comparable(results[one].report, results[other].report)
     ]
     if len(results) > 1 and not compared:
         notes.append("the runs have different images or classes, so they are not compared")
@@ -139,7 +140,7 @@ def compare(first: str, a: SegmentationReport, second: str, b: SegmentationRepor
     )
 
 
-def _alike(a: SegmentationReport, b: SegmentationReport) -> bool:
+def _comparable(a: SegmentationReport, b: SegmentationReport) -> bool:
     return a.classes == b.classes and np.array_equal(a.index, b.index)
 
 

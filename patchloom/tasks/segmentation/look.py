@@ -97,7 +97,7 @@ def _requests(
             own = []
             for one in iterate_images([path]):
                 known = masked.get(os.path.realpath(one.name))
-                read = partial(_sampled, *known, segmenter) if known else partial(_without_mask, one.read)
+                read = partial(_sampled, *known, segmenter) if known else partial(_unmasked, one.read)
                 own.append(SegmentationLookRequest(one.name, "", read))
         wanted += own
         groups += [os.path.dirname(one.name) for one in own]
@@ -135,7 +135,7 @@ def _sampled(images: ImageSet, row: int, segmenter: Segmenter) -> tuple[Image.Im
     return sample.image, true_numbers(sample, images, segmenter.labels)
 
 
-def _without_mask(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:
+def _unmasked(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:
     return read(), None
 
 

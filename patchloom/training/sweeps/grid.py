@@ -39,12 +39,12 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
-        key, found = key.strip(), [value.strip() for value in values.split(",")]
-        if not equals or not key or not all(found):
+        key, choices = key.strip(), [value.strip() for value in values.split(",")]
+        if not equals or not key or not all(choices):
             raise UsageError(f"--grid takes field=value,value…, such as optim.lr=1e-3,3e-4; given {text!r}")
         if key in grid:
             raise UsageError(f"--grid gives {key} twice; give all its values at once: {key}=A,B,C")
-        grid[key] = found
+        grid[key] = choices
     return grid
 
 
@@ -79,13 +79,13 @@ def with_setting(base: TrainingSettings, setting: Setting) -> TrainingSettings:
     """Return the settings at one point of the grid."""
     own = {key: value for key, value in setting.items() if key in OPTIONS}
     changes = {key: value for key, value in setting.items() if key not in OPTIONS}
-    clash = [key for key in changes if key in base.changes] + [key for key in own if _is_given(base, key)]
+    clash = [key for key in changes if key in base.changes] + [key for key in own if _is_set(base, key)]
     if clash:
         raise UsageError(f"{clash[0]} is swept, and given too; leave one of the two out")
     return replace(base, **own, changes={**base.changes, **changes})
 
 
-def _is_given(base: TrainingSettings, name: str) -> bool:
+def _is_set(base: TrainingSettings, name: str) -> bool:
     default = next(each.default for each in fields(TrainingSettings) if each.name == name)
     return bool(getattr(base, name) != default)
 
@@ -114,11 +114,11 @@ def value_text(value: Any) -> str:
 
 def run_folder(out: Path, settings: TrainingSettings, setting: Setting) -> Path:
     """Return OUT/DATA/lr=0.001,seed=0-3f2a9c; the end is a digest of all settings."""
-    asked = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
-    asked = {name: value for name, value in asked.items() if name not in _NOT_LEARNED}
-    asked |= {"data": place_of(settings.data), "recipe": _recipe_text(settings.recipe)}
-    asked["changes"] = {key: _read(key, value) for key, value in settings.changes.items()}  # 1e-3 is 0.001
-    text = json.dumps(asked, sort_keys=True, default=str)
+    values = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
+    values = {name: value for name, value in values.items() if name not in _NOT_LEARNED}
+    values |= {"data": place_of(settings.data), "recipe": _recipe_text(settings.recipe)}
+    values["changes"] = {key: _read(key, value) for key, value in settings.changes.items()}  # 1e-3 is 0.001
+    text = json.dumps(values, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
     name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", in_words(setting).replace(", ", ","))[:NAME_LETTERS]
     return out / folder_name(settings.data) / f"{name}-{digest}"

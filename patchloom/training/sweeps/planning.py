@@ -46,21 +46,21 @@ def plan_runs(
     bases: Sequence[TrainingSettings], settings: Sequence[Setting], out: Path, device: str, *, test: bool
 ) -> list[SweepRun]:
     """Plan all runs, dataset by dataset; errors are raised here, before any work."""
-    asked = []
+    runs = []
     for base in bases:
         for number, setting in enumerate(settings):
-            told = with_setting(base, setting)
-            folder = run_folder(out, told, setting)
-            told, plan = _planned(replace(told, out=str(folder)), setting, device)
+            run_settings = with_setting(base, setting)
+            folder = run_folder(out, run_settings, setting)
+            run_settings, plan = _plan_run(replace(run_settings, out=str(folder)), setting, device)
             if test and not number:
                 _refuse_untested(plan)
             updates = plan.recipe.schedule.epochs * _updates_per_epoch(plan)
             name = folder.relative_to(out).as_posix()
-            asked.append(SweepRun(base.data_text, setting, name, told, plan.recipe, updates))
-    return asked
+            runs.append(SweepRun(base.data_text, setting, name, run_settings, plan.recipe, updates))
+    return runs
 
 
-def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple[TrainingSettings, Any]:
+def _plan_run(settings: TrainingSettings, setting: Setting, device: str) -> tuple[TrainingSettings, Any]:
     """Return the settings for `train` and the plan."""
     if SHARE not in setting:
         return settings, make_plan(settings, device)
@@ -116,14 +116,14 @@ def _refuse_untested(plan: Any) -> None:
 
 
 def estimated_s(
-    asked: Sequence[SweepRun], done: Mapping[str, RunResult], say: Callable[[str], None]
+    runs: Sequence[SweepRun], done: Mapping[str, RunResult], say: Callable[[str], None]
 ) -> dict[str, float]:
     """Estimate the seconds per run; runs with equally long updates are measured once."""
     measured: dict[tuple[Any, ...], float] = {}  # seconds per update, evaluations included
-    left = [run for run in asked if run.name not in done or done[run.name].failed]
+    left = [run for run in runs if run.name not in done or done[run.name].failed]
     for run in left:
         if run.speed_of not in measured:
             say(f"measuring a few updates of {run.name}")
-            found = run_training(run.settings, dry_run=True, say=silent).plan
-            measured[run.speed_of] = found["seconds"] / max(1, found["steps"])
+            measurement = run_training(run.settings, dry_run=True, say=silent).plan
+            measured[run.speed_of] = measurement["seconds"] / max(1, measurement["steps"])
     return {run.name: measured[run.speed_of] * run.updates for run in left}

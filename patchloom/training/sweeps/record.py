@@ -49,10 +49,10 @@ def read_results(out: Path) -> tuple[dict[str, RunResult], str]:
     if not os.path.lexists(path):
         return {}, ""
     try:
-        found = parsed(read_whole(path), path, {"format": int, "runs": dict})["runs"]
-        for values in found.values():
+        entries = parsed(read_whole(path), path, {"format": int, "runs": dict})["runs"]
+        for values in entries.values():
             refuse_shape(values, _RUN, path)
-        runs = {name: RunResult(**{key: values[key] for key in _RUN}) for name, values in found.items()}
+        runs = {name: RunResult(**{key: values[key] for key in _RUN}) for name, values in entries.items()}
     except CheckpointError as error:
         return {}, f"{error} Runs that have finished are evaluated again"
     return {name: run for name, run in runs.items() if run.failed or (out / name / RUN_METADATA).is_file()}, ""

@@ -84,44 +84,44 @@ def sweep(
         )
     if not grid:
         raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
-    given: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
-    given |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
+    options: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
+    options |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
     device = resolve_device(device)
     device_kind(device)
-    bases = [TrainingSettings(data=tuple(split_specs(one)), device=device, **given) for one in sets]
+    bases = [TrainingSettings(data=tuple(split_specs(one)), device=device, **options) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(folder_name(base.data) for base in bases)[:80]}"
     say = printer(say)
     say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} data set{'s' * (len(sets) > 1)}")
-    asked = plan_runs(bases, settings, folder, device, test=test)
+    runs = plan_runs(bases, settings, folder, device, test=test)
     done, note = read_results(folder)
-    done = {run.name: done[run.name] for run in asked if run.name in done}
-    found = _Found(folder, settings, asked, done, [note] if note else [])
-    _say_plan(found, say)
+    done = {run.name: done[run.name] for run in runs if run.name in done}
+    state = _SweepState(folder, settings, runs, done, [note] if note else [])
+    _say_plan(state, say)
     if dry_run:
-        seconds = estimated_s(asked, done, say)
+        seconds = estimated_s(runs, done, say)
         say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
         say("Nothing was trained.   Next: the same command without --dry-run")
-        return replace(found.sweep(), seconds=seconds)
+        return replace(state.sweep(), seconds=seconds)
     with locked(folder):
-        _do(found, say)
+        _do(state, say)
         if test:
-            _test_best(found, say)
-        return found.kept()
+            _test_best(state, say)
+        return state.write()
 
 
-class _Found:
-    """The state of a running sweep, which is kept in its folder."""
+class _SweepState:
+    """State of a running sweep, saved in its folder."""
 
     def __init__(
-        self, folder: Path, settings: list[dict[str, Any]], asked: list[SweepRun], done: dict[str, RunResult],
+        self, folder: Path, settings: list[dict[str, Any]], runs: list[SweepRun], done: dict[str, RunResult],
         notes: list[str],
     ) -> None:  # fmt: skip
-        self.folder, self.settings, self.asked, self.done, self.notes = folder, settings, asked, done, notes
+        self.folder, self.settings, self.runs, self.done, self.notes = folder, settings, runs, done, notes
 
     def sweep(self) -> Sweep:
         """Return the sweep with the results so far."""
-        waiting = {run.name: RunResult(data=run.data, setting=run.setting) for run in self.asked}
+        waiting = {run.name: RunResult(data=run.data, setting=run.setting) for run in self.runs}
         runs = {name: self.done.get(name, run) for name, run in waiting.items()}
         results = list(runs.values())
         return Sweep(self.folder, rows_of(self.settings, results), runs, metric_of(results), list(self.notes))
@@ -131,39 +131,39 @@ class _Found:
         self.done[name] = run
         others, _ = read_results(self.folder)  # of other grids in this folder
         write_results(self.folder, others | self.done)
-        self.kept()
+        self.write()
 
-    def kept(self) -> Sweep:
+    def write(self) -> Sweep:
         """Write the page and return the sweep with the results so far."""
-        found = self.sweep()
-        write_sweep_page(found)
-        return found
+        result = self.sweep()
+        write_sweep_page(result)
+        return result
 
 
-def _say_plan(found: _Found, say: Callable[[str], None]) -> None:
-    finished = sum(not run.failed for run in found.done.values())
-    failed = len(found.done) - finished
-    told = [f"{finished} finished already"] * bool(finished) + [f"{failed} failed before and tried again"] * bool(
+def _say_plan(state: _SweepState, say: Callable[[str], None]) -> None:
+    finished = sum(not run.failed for run in state.done.values())
+    failed = len(state.done) - finished
+    counts = [f"{finished} finished already"] * bool(finished) + [f"{failed} failed before and tried again"] * bool(
         failed
     )
-    say(f"sweep      {', '.join([f'{len(found.asked)} runs in {found.folder}', *told])}")
+    say(f"sweep      {', '.join([f'{len(state.runs)} runs in {state.folder}', *counts])}")
     say("choice     by the mean over data sets on val images that no run trains on; test images are not looked at")
-    for note in found.notes:
+    for note in state.notes:
         say(f"note: {note}")
 
 
-def _do(found: _Found, say: Callable[[str], None]) -> None:
+def _do(state: _SweepState, say: Callable[[str], None]) -> None:
     """Train the remaining runs one after the other; a failure is recorded and does not stop the others."""
-    told: set[str] = set()  # data sets whose plan was said
-    for number, run in enumerate(found.asked, 1):
-        before = found.done.get(run.name)
+    announced: set[str] = set()  # datasets whose plan was printed
+    for number, run in enumerate(state.runs, 1):
+        before = state.done.get(run.name)
         if before and not before.failed:
             continue
         about = f"{run.data}, {in_words(run.setting)}"
-        say(f"run {number} of {len(found.asked)}   {about}")
+        say(f"run {number} of {len(state.runs)}   {about}")
         try:
-            trained = run_training(run.settings, say=silent if run.data in told else say)
-            told.add(run.data)
+            trained = run_training(run.settings, say=silent if run.data in announced else say)
+            announced.add(run.data)
         except Stopped:
             raise
         except (PatchloomError, RuntimeError, OSError, MemoryError) as error:
@@ -171,7 +171,7 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
                 raise  # all that follow would fail too
             reason = " ".join(printable(str(error)).split())
             say(f"failed     {about}: {reason}")
-            found.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
+            state.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
             continue
         record = read_run_metadata(trained.folder)
         result = RunResult(
@@ -182,32 +182,32 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
             metrics={name: value for name, value in trained.metrics.items() if math.isfinite(value)},
             seconds=record.seconds if record else 0.0,
         )
-        found.keep(run.name, result)
+        state.keep(run.name, result)
         if result.score is not None:
             say(f"done       {about}: {result.metric} {result.score:.4g}")
 
 
-def _test_best(found: _Found, say: Callable[[str], None]) -> None:
+def _test_best(state: _SweepState, say: Callable[[str], None]) -> None:
     """Evaluate the runs of the best setting, and no others, once on the test images."""
-    best = found.sweep().best
+    best = state.sweep().best
     if best is None:
-        found.notes.append("no setting has all its runs finished, so none is tested")
+        state.notes.append("no setting has all its runs finished, so none is tested")
         return
-    if ties := found.sweep().ties:
-        found.notes.append(f"{ties} settings tie on val; the first of them is tested")
-    earlier = [run for run in found.done.values() if run.test and drop_seed(run.setting) != best.setting]
+    if ties := state.sweep().ties:
+        state.notes.append(f"{ties} settings tie on val; the first of them is tested")
+    earlier = [run for run in state.done.values() if run.test and drop_seed(run.setting) != best.setting]
     if earlier:
-        found.notes.append(
+        state.notes.append(
             f"test images were looked at before for another setting ({in_words(drop_seed(earlier[0].setting))}): "
             "choosing between the two by them would be choosing by test"
         )
-    for run in found.asked:
-        result = found.done[run.name]
+    for run in state.runs:
+        result = state.done[run.name]
         if drop_seed(run.setting) == best.setting and not result.test:
             judged = evaluate(
-                found.folder / run.name, run.data, split="test", device=run.settings.device,
+                state.folder / run.name, run.data, split="test", device=run.settings.device,
                 reading=run.settings.reading, level=run.settings.level,
             )  # fmt: skip
             values = next(iter(judged.evaluations.values())).values()
-            found.keep(run.name, replace(result, test={k: v for k, v in values.items() if math.isfinite(v)}))
+            state.keep(run.name, replace(result, test={k: v for k, v in values.items() if math.isfinite(v)}))
             say(f"test       {run.data}, {in_words(run.setting)}: top-1 {value_text(round(values['top1'], 2))} %")

@@ -99,11 +99,11 @@ class Sweep:
     @property
     def best_of_sets_in_words(self) -> list[tuple[str, str]]:
         """(data set, its best setting) where there are several sets; where settings tie, how many do."""
-        told = []
+        pairs = []
         for data, best in self.best_of_sets.items():
             ties = sum(_ties(row.of_set(data), best.of_set(data) or 0.0) for row in self.rows)
-            told.append((data, in_words(best.setting) if ties == 1 else f"{ties} settings tie"))
-        return told
+            pairs.append((data, in_words(best.setting) if ties == 1 else f"{ties} settings tie"))
+        return pairs
 
     @property
     def page(self) -> Path:
@@ -156,10 +156,8 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         columns, rows = self.table()
-        shown_as = [column.removeprefix("#") for column in columns]
-        return html_card(
-            str(self.folder), detail=f"{self.metric} on val", columns=shown_as, rows=rows, notes=self.notes
-        )
+        titles = [column.removeprefix("#") for column in columns]
+        return html_card(str(self.folder), detail=f"{self.metric} on val", columns=titles, rows=rows, notes=self.notes)
 
 
 def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[SettingRow]:
