@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
 from patchloom_runtime.printable import for_rich, printable
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -94,9 +97,6 @@ class Bar:
     """A progress bar over the whole run, redrawn in place; evaluation results scroll above it."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=20),

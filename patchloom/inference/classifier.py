@@ -16,6 +16,7 @@ from torch import Tensor
 
 from patchloom.data.datasets import ClassTable, ImageSet
 from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.data.images.video import frames_or_error
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.disk import atomic_write, make_folder
 from patchloom.inference.evaluation_methods import EvaluationMethods
@@ -222,8 +223,6 @@ class Classifier(EvaluationMethods):
         Videos, animations and multi-page files have one prediction per `every`-th frame (see `data.images.video`).
         The other options are those of `predict`.
         """
-        from patchloom.data.images.video import frames_or_error
-
         at_least("top", top, 1)
         predict_batch = self._batch_predictor(top, index, level, neighbours)
         frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))

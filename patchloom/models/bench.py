@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import timm
 import torch
 from torch import nn
 
@@ -89,8 +90,6 @@ def make_network(name: str, size: int) -> nn.Module:
     """Create a network of patchloom, or of timm for 'timm:NAME'."""
     if not name.startswith("timm:"):
         return create_model(name, image_size=size)
-    import timm
-
     short = name.removeprefix("timm:")
     if not timm.is_model(short):
         raise UsageError(f"timm has no network {short!r}.{nearest(short, timm.list_models())}")

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from patchloom.layers.projector import HIDDEN_DIM, Projector
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import Block, Branch, ClassBlock, drop_path_rates
 from patchloom.models.dense.pyramid import STRIDES, BlockOutputs, Level, Taps, as_map, choose_taps
@@ -249,8 +250,6 @@ class Network(nn.Module):
         if self.config.num_classes == 0:
             return nn.Identity()
         if self.config.head == "mlp":
-            from patchloom.layers.projector import HIDDEN_DIM  # rarely needed
-
             linear = _linear(HIDDEN_DIM, self.config.num_classes)
             return nn.Sequential(nn.Linear(inputs, HIDDEN_DIM), nn.BatchNorm1d(HIDDEN_DIM), nn.ReLU(), linear)
         linear = _linear(inputs, self.config.num_classes)
@@ -262,8 +261,6 @@ class Network(nn.Module):
         """Return a new projector of the config's kind."""
         if self.config.projector == "none":
             return nn.Identity()
-        from patchloom.layers.projector import Projector
-
         return Projector(self.config.projector, self.feature_dim)
 
     # Training ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from patchloom.runs.config import Preprocessing, is_run
 from patchloom.runs.folders import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.imagenet_names import names_for
 from patchloom.runs.locate import is_third_party, run_folder
+from patchloom.runs.third_party import write_third_party_run
 from patchloom.runs.weights import load_network, packed
 from patchloom_runtime.errors import CheckpointError, UsageError, with_near_options
 from patchloom_runtime.untrusted import read_plain
@@ -74,8 +75,6 @@ def file_to_run(
 def _third_party_to_run(
     file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None
 ) -> ConversionSummary:
-    from patchloom.runs.third_party import write_third_party_run
-
     if "@" in model:
         raise UsageError(f"--model {model} names a file, but the file to convert is {os.fspath(file)}; remove @…")
     write_third_party_run(f"{model}@{os.fspath(file)}", out, labels)

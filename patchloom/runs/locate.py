@@ -18,8 +18,10 @@ from typing import Any
 
 from patchloom.disk import atomic_write, disk_errors, one_at_a_time
 from patchloom.models.pretrained.table import Weights, is_published_name, weights_named
+from patchloom.models.registry import create_model
 from patchloom.runs.config import Preprocessing, is_run
 from patchloom.runs.folders import published_folder, write_published
+from patchloom.runs.imagenet_names import imagenet_labels
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
@@ -89,13 +91,12 @@ def is_downloaded(source: str) -> bool:
 
 
 def _download_from_hub(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     repository = source.removeprefix(PREFIX)
     try:
         return Path(snapshot_download(repository))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError) as error:
         reason = str(error).split("\n")[0]
         raise UsageError(f"{repository} cannot be downloaded from the Hugging Face hub: {reason}") from error
 
@@ -122,11 +123,9 @@ def _is_current(folder: Path, weights: Weights) -> bool:
 
 
 def _write_published_run(weights: Weights, folder: Path) -> None:
-    # Imported here, because reading an existing run needs neither the families nor their published weights.
+    # Imported here, because reading an existing run does not need the published weights.
     from patchloom.models.pretrained.downloads import fetch_weights
     from patchloom.models.pretrained.published import load_published
-    from patchloom.models.registry import create_model
-    from patchloom.runs.imagenet_names import imagenet_labels
 
     file = fetch_weights(weights)
     network = create_model(

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
+from torchvision import models
 
 from patchloom.disk import disk_errors, one_at_a_time
 from patchloom.models.network import Network
@@ -142,8 +144,6 @@ def _check_outputs(network: Network, source: ThirdPartyNetwork) -> None:
 
 
 def _timm_config(name: str) -> Mapping[str, Any]:
-    import timm
-
     try:
         config = timm.get_pretrained_cfg(name, allow_unregistered=False).to_dict()  # type: ignore[union-attr]
     except RuntimeError as error:
@@ -156,8 +156,6 @@ def _timm_config(name: str) -> Mapping[str, Any]:
 
 
 def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> ThirdPartyNetwork:
-    import timm
-
     module: Any
     if path:
         state = read_weights(path)
@@ -189,8 +187,6 @@ def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> Th
 
 def _torchvision_weights(name: str, path: str) -> Any:
     """Return the published weights whose file name is that of `path`, else the newest ones."""
-    from torchvision import models
-
     check_name(name)
     known = models.get_model_weights(name)
     same = [each for each in known if path and each.url.rpartition("/")[2] == Path(path).name]
@@ -198,8 +194,6 @@ def _torchvision_weights(name: str, path: str) -> Any:
 
 
 def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPartyNetwork:
-    from torchvision import models
-
     preset = weights.transforms()
     side = preset.crop_size[0]
     if path:

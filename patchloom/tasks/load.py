@@ -3,9 +3,11 @@
 import os
 from typing import Any
 
+from patchloom.inference.classifier import load as load_classifier
 from patchloom.runs.locate import run_folder
 from patchloom.tasks.table import task_of_run
 from patchloom_runtime.artifacts.artifact import is_artifact
+from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import UsageError, with_near_options
 
 
@@ -16,16 +18,12 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
     `trunk` drops a projector, so that images are compared by the vectors before it.
     """
     if is_artifact(source):
-        from patchloom_runtime.artifacts.artifact import load as load_artifact
-
         if trunk or device not in ("auto", "cpu"):
             raise UsageError(
                 f"{os.fspath(source)} is an artifact: it runs on the CPU only and does not support trunk=True"
             )
         return load_artifact(source)
     if trunk:
-        from patchloom.inference.classifier import load as load_classifier
-
         return load_classifier(source, device=device, trunk=True)
     folder = run_folder(source)
     return task_of_run(folder).model.load(folder, device=device)

@@ -42,10 +42,8 @@ def task_of_run(folder: Path) -> Task:
 
 def _task_of_old_run(folder: Path, config: dict[str, Any]) -> str:
     """Return the task of a run whose config.json does not name it: by its recipe, else by the end of its network."""
-    from patchloom.recipes.methods import method_of
-
     if recipe := read_recipe(folder):
-        return method_of(recipe.objective.method).task
+        return task_of_method(recipe.objective.method).name
     if "vocabulary" in config:
         return translation.TASK.name
     options = config.get("options")

@@ -16,6 +16,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
 from patchloom.data.annotations.faults import box_faults, mask_faults
 from patchloom.data.checking.duplicates import digest, thumbnail
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
@@ -165,10 +169,6 @@ def scan_bar(*, enabled: bool = True, what: str = "checking") -> Iterator[Progre
     if not enabled or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # Without a refresh thread: processes are forked while the bar is visible.
     with Bar(*columns, console=Console(file=for_rich(sys.stderr)), transient=True, auto_refresh=False) as bar:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import timm
 import torch
 from torch import nn
 
@@ -130,8 +131,6 @@ def _check_options(network: Network, publisher: str) -> tuple[str, ...]:
 
 def _fitting_timm(name: str, options: dict[str, Any], state: State) -> str:
     """Return the call that creates timm's network for these weights, after comparing names and shapes."""
-    import timm
-
     with torch.device("meta"):
         theirs = timm.create_model(name, **options).state_dict()
     _compare(theirs, state, f"timm's {name}")
@@ -172,8 +171,6 @@ def _convert_third_party(network: PooledConvNet, to: str) -> Converted:
 
 
 def _as_timm(name: str, network: PooledConvNet) -> tuple[State, str, str]:
-    import timm
-
     with torch.device("meta"):
         theirs: Any = timm.create_model(name, num_classes=network.config.num_classes)
     head = theirs.pretrained_cfg.get("classifier", "")

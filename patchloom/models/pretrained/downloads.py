@@ -25,9 +25,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub import constants
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
 from patchloom.disk import atomic_write, one_at_a_time, sync_folder
 from patchloom.models.pretrained.table import Weights
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
+from patchloom_runtime.printable import for_rich
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 MIRROR = "PATCHLOOM_MIRROR"
@@ -63,9 +69,7 @@ def in_cache(weights: Weights) -> Path | None:
         _check_digest(path, weights, "Remove it to download it again")
         return path
     if weights.hub:
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(weights.hub, HUB_FILE)
+        cached = huggingface_hub.try_to_load_from_cache(weights.hub, HUB_FILE)
         if isinstance(cached, str):
             return Path(cached)
     return None
@@ -93,8 +97,6 @@ def manual_download(weights: Weights) -> str:
     """Return a sentence on how to install the file without network access."""
     if weights.url:
         return f"Download {weights.url} on another machine and copy it to {url_path(weights.url)}"
-    from huggingface_hub import constants
-
     cache = Path(constants.HF_HUB_CACHE, f"models--{weights.hub.replace('/', '--')}")
     return f"Run `hf download {weights.hub} {HUB_FILE}` on another machine and copy the folder to {cache}"
 
@@ -107,13 +109,11 @@ class _UnreachableError(Exception):
 
 
 def _from_hub(weights: Weights) -> Path:
-    from huggingface_hub import constants, hf_hub_download
-
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     _reach(endpoint)
     try:
         with _full_disk(weights):
-            file = hf_hub_download(weights.hub, HUB_FILE, endpoint=endpoint)
+            file = huggingface_hub.hf_hub_download(weights.hub, HUB_FILE, endpoint=endpoint)
     except PatchloomError:
         raise
     except Exception as error:  # the library, its HTTP client and the system raise various types
@@ -267,11 +267,6 @@ def _bar(total: int | None) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    from patchloom_runtime.printable import for_rich
-
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=for_rich(sys.stderr)), transient=True) as bar:
         task = bar.add_task("", total=total)

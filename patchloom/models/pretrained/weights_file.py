@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from patchloom_runtime.errors import CheckpointError, UsageError
 
@@ -28,8 +29,6 @@ def read_weights_file(path: Path) -> Mapping[str, Any]:
     check_weights_file(path)
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(path)
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

@@ -6,6 +6,7 @@ from pathlib import Path
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import read_run_files
 from patchloom.tasks.detection.detector import ObjectDetector, load_object_detector
+from patchloom.tasks.detection.exported import open_exported_detector
 from patchloom.tasks.detection.run_files import VAL, load_detector, read_val
 from patchloom.tasks.task import ModelLoader
 
@@ -22,8 +23,6 @@ class DetectorLoader(ModelLoader):
         return load_object_detector(folder, device=device)
 
     def open_artifact(self, folder: Path) -> ObjectDetector:
-        from patchloom.tasks.detection.exported import open_exported_detector  # needless for runs
-
         return open_exported_detector(folder)
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from patchloom.models.dense.upernet import SegmentationNetwork
 from patchloom.runs.config import read_run_files
+from patchloom.tasks.segmentation.exported import open_exported_segmenter
 from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation, load_segmenter
 from patchloom.tasks.task import ModelLoader
 
@@ -21,8 +22,6 @@ class SegmenterLoader(ModelLoader):
         return load_segmenter(folder, device=device)
 
     def open_artifact(self, folder: Path) -> Segmenter:
-        from patchloom.tasks.segmentation.exported import open_exported_segmenter  # needless for runs
-
         return open_exported_segmenter(folder)
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:

@@ -1,5 +1,6 @@
 """A trained segmentation model: predicts the class of every pixel of images, files, folders and videos."""
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from patchloom.data.images.video import frames_or_error
 from patchloom.disk import atomic_write, make_folder
 from patchloom.machine import resolve_device
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
@@ -77,8 +79,6 @@ class Segmenter:
         With the folder `out`, three files per image are written: NAME.png holds the class indices, NAME.colour.png
         their colors, and NAME.overlay.jpg the colors over the image.
         """
-        from patchloom.data.images.video import frames_or_error
-
         at_least("top", top, 1)
         names = _Names()
         for path in list_image_files(paths):
@@ -120,8 +120,6 @@ class _Names:
 
 
 def _encoded(image: Image.Image, file: str) -> bytes:
-    import io
-
     buffer = io.BytesIO()
     image.save(buffer, "JPEG" if file.endswith(".jpg") else "PNG", **({"quality": 92} if file.endswith(".jpg") else {}))
     return buffer.getvalue()
