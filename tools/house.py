@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("patchloom", "patchloom_runtime")
+PACKAGES = ("patchloom", "runtime/patchloom_runtime")
 # Words that may not start or end a name. "without" counts only at the start: `usable_without_gradients` is fine. "of"
 # counts only at the start of a class name: `index_of` is fine.
 BANNED = (
