@@ -95,7 +95,7 @@ def fuzz(name: str, seconds: int) -> None:
 
     torch.set_num_threads(1)
     # Without its tracing of comparisons, in which atheris 3.0 leaks every array that a comparison gives.
-    with HookManager({"patchloom"}, set(), True, trace_dataflow=False):
+    with HookManager({"patchloom", "patchloom_runtime"}, set(), True, trace_dataflow=False):
         from tests.fuzz.targets import HERE, TARGETS, feed
     from tests.reliability import mutations
 
@@ -147,7 +147,7 @@ def fuzz(name: str, seconds: int) -> None:
 def _place(error: Exception) -> str:
     """The kind of an error and the innermost line of patchloom that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f"{one.filename}:{one.lineno}" for one in frames if f"{os.sep}patchloom{os.sep}" in one.filename]
+    ours = [f"{one.filename}:{one.lineno}" for one in frames if f"{os.sep}patchloom" in one.filename]
     return f"{type(error).__name__} at {ours[-1] if ours else '?'}"
 
 

@@ -14,7 +14,7 @@ FILES = {
         'DATA = Argument("Folder of images.")\n'
     ),
     "patchloom/beside.py": "class Row:\n    pass\n",
-    "patchloom_runtime/rows.py": (
+    "runtime/patchloom_runtime/rows.py": (
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import json\n"
         "class Row:\n    pass\n"
@@ -71,15 +71,18 @@ def listed(root: Path, metric: str, capsys: pytest.CaptureFixture[str]) -> list[
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
-        ("duplicate-classes", ["patchloom/beside.py:1 Row", "patchloom_runtime/rows.py:4 Row"]),
-        ("british-names", ["patchloom_runtime/rows.py:9 colour", "patchloom_runtime/rows.py:21 OPTIMISER"]),
+        ("duplicate-classes", ["patchloom/beside.py:1 Row", "runtime/patchloom_runtime/rows.py:4 Row"]),
+        (
+            "british-names",
+            ["runtime/patchloom_runtime/rows.py:9 colour", "runtime/patchloom_runtime/rows.py:21 OPTIMISER"],
+        ),
         ("long-functions", ["patchloom/sizes.py:1 long (61 lines)"]),
         ("many-parameters", ["patchloom/sizes.py:122 wide (11 parameters)"]),
         ("crowded-folders", ["patchloom/data:1 16 files"]),
         ("small-modules", ["patchloom/beside.py:1 beside (2 lines)", "patchloom/cli/train.py:1 train (5 lines)"]),
-        ("inner-imports", ["patchloom_runtime/rows.py:17 import sys"]),
+        ("inner-imports", ["runtime/patchloom_runtime/rows.py:17 import sys"]),
         ("door-imports", ["patchloom/__init__.py:2 import json", "patchloom/cli/train.py:2 import json"]),
-        ("short-docstrings", ["patchloom_runtime/rows.py:12 task_asked"]),
+        ("short-docstrings", ["runtime/patchloom_runtime/rows.py:12 task_asked"]),
         ("unasserted-tests", ["tests/test_rows.py:13 test_nothing"]),
         (
             "sentences",
@@ -108,7 +111,7 @@ def test_the_table_counts(root: Path, capsys: pytest.CaptureFixture[str]) -> Non
     table, duplicates = capsys.readouterr().out.split("\n\n")
     rows = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
     counts = {row[0]: row[1] for row in rows}
-    assert counts["files"] == str(len([name for name in FILES if name.startswith("patchloom")]))
+    assert counts["files"] == str(len([name for name in FILES if name.startswith(("patchloom", "runtime"))]))
     assert counts["lines"] == f"{sum(text.count(chr(10)) for name, text in FILES.items() if 'test' not in name):,}"
     assert counts["class names in more than one file"] == "1"
     assert duplicates.split()[-1] == "Row"
@@ -126,7 +129,7 @@ def test_a_draw_depends_on_its_seed_alone(root: Path, capsys: pytest.CaptureFixt
     first = capsys.readouterr().out
     house.main(["--root", str(root), "--draw", "1"])
     assert capsys.readouterr().out == first
-    assert "patchloom_runtime/rows.py:12 task_asked\n      Return the task.\n" in first
-    assert "patchloom_runtime/rows.py:20 ValueError\n      {found} is missing. Pass it.\n" in first
+    assert "runtime/patchloom_runtime/rows.py:12 task_asked\n      Return the task.\n" in first
+    assert "runtime/patchloom_runtime/rows.py:20 ValueError\n      {found} is missing. Pass it.\n" in first
     assert "patchloom/cli/train.py:4 help\n      Folder of the run.\n" in first
     assert "patchloom/cli/train.py:5 help\n      Folder of images.\n" in first
