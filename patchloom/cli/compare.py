@@ -41,8 +41,9 @@ def compare(options: CompareOptions) -> None:
         return
     check_image_options(options, runs, data, [])
     if len(runs) < 2 and (options.seeds or not views):
-        what = "--seeds compares" if options.seeds else "compare measures"
-        raise UsageError(f"{what} runs with each other; give at least two, given {runs[0]}")
+        what = "--seeds" if options.seeds else "compare"
+        read_as_data = f"; {data} is not a run folder, so it was read as the data" if data else ""
+        raise UsageError(f"{what} needs two or more runs, got {runs[0]}{read_as_data}")
     print_evaluations(
         evaluate_images(runs, data, options, heads=options.agreement),
         agreement=options.agreement,

@@ -84,7 +84,7 @@ def _print(result: "Sweep") -> None:
     print_table(columns, rows, title=f"{result.metric or 'score'} on val images")
     if result.best_of_sets:
         best = [f"{data}: {setting}" for data, setting in result.best_of_sets_in_words]
-        print_result(printable(f"best on each data set: {'; '.join(best)}"))
+        print_result(printable(f"best on each dataset: {'; '.join(best)}"))
     for run in result.runs.values():
         if run.failed:
             print_result(printable(f"failed: {run.data}, {in_words(run.setting)}: {run.failed}"))

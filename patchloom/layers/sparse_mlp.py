@@ -138,7 +138,7 @@ class NormActMixes(nn.Sequential):
 
     @property
     def units(self) -> list[NormActMix]:
-        """Units in order."""
+        """The `NormActMix` modules, in the order they are applied."""
         return list(self)  # type: ignore[arg-type]
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Read:
-    """The result of reading one list."""
+    """Splits, image paths and labels read from one list."""
 
     splits: list[str] | None
     paths: ListedPaths

@@ -37,7 +37,7 @@ def join_sources(names: Sequence[str], sources: Sequence[Source]) -> Source:
         listings = [_as_class(name, source) for name, source in zip(names, sources, strict=True)]
         note = f"each folder is a class: {len(set(names))} classes"
         return Source(f"{title} (class folders)", join_listings(listings, _unique(names)), None, (note, *notes))
-    note = f"{len(names)} data sets merged by class name"
+    note = f"{len(names)} datasets merged by class name"
     joined = {split: _join_split(names, sources, split) for split in ("train", "val", "test")}
     train = joined["train"]
     assert train is not None
@@ -67,7 +67,7 @@ def _join_split(names: Sequence[str], sources: Sequence[Source], split: str) -> 
     if existing and len(existing) < len(listings):
         has = next(name for name, listing in zip(names, listings, strict=True) if listing is not None)
         lacks = next(name for name, listing in zip(names, listings, strict=True) if listing is None)
-        raise DataError(f"{has} has a {split} split and {lacks} has none; pass data sets with the same splits")
+        raise DataError(f"{has} has a {split} split and {lacks} has none; pass datasets with the same splits")
     return join_listings(existing, _unique(names)) if existing else None
 
 

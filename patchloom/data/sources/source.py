@@ -351,4 +351,4 @@ def _open_named(name: str, root: Path | None, download: bool) -> Source:
     if kind == "shapes":
         return open_shapes(rest)
     hint = nearest_path(name, ["digits", "shapes", *TORCHVISION])
-    raise UsageError(f"{printable(name)} is neither a path nor a known data set.{hint}")
+    raise UsageError(f"{printable(name)} is neither a path nor a known dataset.{hint}")

@@ -60,7 +60,7 @@ class RunEvaluations:
         return html_card("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
 
     def values(self) -> dict[str, dict[str, float]]:
-        """Return run → measure → value."""
+        """Return the metrics of each run as a dict of dicts: run name, then metric name."""
         return {name: evaluation.values() for name, evaluation in self.evaluations.items()}
 
     def comparisons(self) -> list[Comparison]:

@@ -45,7 +45,7 @@ class ImageJudge(Judge):
         return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}
 
     def images(self) -> list[ImageSet]:
-        """Return the datasets of one evaluation."""
+        """Return the datasets that one evaluation reads."""
         return [self._plan.splits.val]
 
     def network(self, model: nn.Module) -> Network:

@@ -1,1 +1,1 @@
-"""`patchloom sweep`: a grid of settings over one or more data sets, each point an ordinary run."""
+"""`patchloom sweep`: a grid of settings over one or more datasets, each point an ordinary run."""

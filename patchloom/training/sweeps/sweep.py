@@ -51,13 +51,13 @@ def sweep(
     dry_run: bool = False,
     say: Callable[[str], None] = print,
 ) -> Sweep:
-    """Train every combination of the grid's values on every data set, as `patchloom sweep` does.
+    """Train every combination of the grid's values on every dataset, as `patchloom sweep` does.
 
     The same call again goes on where it stopped: finished runs are not repeated, failed ones are tried again.
-    The best setting is that with the highest mean over data sets on val images. Where data do not have both a val and
+    The best setting is that with the highest mean over datasets on val images. Where data do not have both a val and
     a test split, val images are held out of train, so that what they have stays unseen.
 
-    data      one data set, or a list of them
+    data      one dataset, or a list of them
     grid      recipe field (`optim.lr`, `seed`, `train_share` …) or model, recipe, init, teacher, level, epochs, size,
               batch → its values; seeds are averaged over, shares of the training set have equal numbers of updates
     model     network; chosen by the data when left out
@@ -77,7 +77,7 @@ def sweep(
     """
     sets = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
     if not sets or len(dict.fromkeys(sets)) < len(sets):
-        raise UsageError(f"Give one or more data sets, each once; given {', '.join(sets) or 'none'}")
+        raise UsageError(f"Give one or more datasets, each once; given {', '.join(sets) or 'none'}")
     if place_from(os.environ).world > 1:
         raise UsageError(
             "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
@@ -92,7 +92,7 @@ def sweep(
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(folder_name(base.data) for base in bases)[:80]}"
     say = printer(say)
-    say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} data set{'s' * (len(sets) > 1)}")
+    say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} dataset{'s' * (len(sets) > 1)}")
     runs = plan_runs(bases, settings, folder, device, test=test)
     done, note = read_results(folder)
     done = {run.name: done[run.name] for run in runs if run.name in done}
@@ -147,7 +147,7 @@ def _say_plan(state: _SweepState, say: Callable[[str], None]) -> None:
         failed
     )
     say(f"sweep      {', '.join([f'{len(state.runs)} runs in {state.folder}', *counts])}")
-    say("choice     by the mean over data sets on val images that no run trains on; test images are not looked at")
+    say("choice     by the mean over datasets on val images that no run trains on; test images are not looked at")
     for note in state.notes:
         say(f"note: {note}")
 

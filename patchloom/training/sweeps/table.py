@@ -19,24 +19,24 @@ from patchloom_runtime.printable import printable
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting: its runs by data set, the seeds in their order."""
+    """One setting: its runs by dataset, the seeds in their order."""
 
     setting: Setting
     runs: Mapping[str, Sequence[RunResult]]
     is_best: bool = False  # more than one may be
 
     def of_set(self, data: str) -> float | None:
-        """Mean over seeds on the val images of a data set."""
+        """Mean over seeds on the val images of a dataset."""
         return _mean([run.score for run in self.runs.get(data, ())])
 
     @property
     def mean(self) -> float | None:
-        """Mean over data sets."""
+        """Mean over datasets."""
         return _mean([self.of_set(data) for data in self.runs])
 
     @property
     def spread(self) -> SeedSpread | None:
-        """Over seeds, of the mean over data sets; None with one seed."""
+        """Over seeds, of the mean over datasets; None with one seed."""
         by_seed = [_mean([run.score for run in runs]) for runs in zip(*self.runs.values(), strict=False)]
         values = [value for value in by_seed if value is not None]
         return spread("score", values) if len(values) > 1 and self.mean is not None else None
@@ -47,7 +47,7 @@ class SettingRow:
 
     @property
     def test_mean(self) -> float | None:
-        """Mean over data sets of the same."""
+        """Mean over datasets of the same."""
         return _mean([self.test_of_set(data) for data in self.runs])
 
     @property
@@ -98,7 +98,7 @@ class Sweep:
 
     @property
     def best_of_sets_in_words(self) -> list[tuple[str, str]]:
-        """(data set, its best setting) where there are several sets; where settings tie, how many do."""
+        """(dataset, its best setting) where there are several sets; where settings tie, how many do."""
         pairs = []
         for data, best in self.best_of_sets.items():
             ties = sum(_ties(row.of_set(data), best.of_set(data) or 0.0) for row in self.rows)
