@@ -15,7 +15,7 @@ import typer
 from patchloom.cli import output
 from patchloom.cli.old_spellings import modernize, verb_of
 from patchloom.cli.streams import StopRequested, WriteFailures, exit_on_signals, watched_streams
-from patchloom.cli.verb import Verb, Verbs, print_help, verb
+from patchloom.cli.verb import Verb, Verbs, listed, print_help, verb
 from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError, shortened
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import ADVICE, SCARCE
@@ -33,11 +33,16 @@ VERBS = {
     MEASURE: ("evaluate", "compare", "probe", "report", "look", "bench", "prune"),
     LOOK_UP: ("verify", "models", "recipes"),
 }
+LISTINGS = (("--help",), ("-h",), ("help",))  # command lines that print the list of commands
+COMPLETION = "_PATCHLOOM_COMPLETE"  # set by a shell that completes a command line, which typer then reads
 OLD_VERBS = ("demo", "prepare")  # they still work, with a hint, and are not listed
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line. If `arguments` name a verb, only that verb is imported."""
+    """Return the command line.
+
+    If `arguments` name a verb, only that verb is imported. For a list of commands no options are read.
+    """
     app = typer.Typer(
         cls=Verbs,
         name="patchloom",
@@ -49,10 +54,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     chosen = verb_of(arguments)
+    make_command = listed if tuple(arguments) in LISTINGS else verb
     panels = {name: panel for panel, names in VERBS.items() for name in names} | dict.fromkeys(OLD_VERBS)
     for name in [chosen] if chosen in panels else panels:
         function = getattr(import_module(f"patchloom.cli.{name}"), name)
-        app.command(name, cls=Verb, rich_help_panel=panels[name], hidden=name in OLD_VERBS)(verb(function))
+        app.command(name, cls=Verb, rich_help_panel=panels[name], hidden=name in OLD_VERBS)(make_command(function))
     app.command("help", rich_help_panel=LOOK_UP)(help_on)
     app.callback()(patchloom)
     return app
@@ -106,6 +112,8 @@ def _run(stdout: WriteFailures) -> int:
     if any("\0" in argument for argument in sys.argv):
         return _complain("an argument has a NUL character in it, which no path or option can have", 2)
     arguments, hints = modernize(sys.argv[1:])
+    if not arguments and COMPLETION not in os.environ:
+        arguments = ["--help"]
     for line in hints:
         print(line, file=sys.stderr)
     try:

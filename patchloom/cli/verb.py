@@ -117,6 +117,15 @@ def verb(function: Callable[[Any], None]) -> Callable[..., None]:
     return run
 
 
+def listed(function: Callable[[Any], None]) -> Callable[[], None]:
+    """Return a command with the name and docstring of a verb, for the list of commands: reading options takes time."""
+
+    def run() -> None: ...
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
+
+
 def _device_fault(error: RuntimeError, values: dict[str, Any]) -> ResourceError | None:
     """Return the error for a device that ran out of memory or failed, with the options that help; otherwise None."""
     on_cpu = ", or --device cpu" if "device" in values else ""

@@ -66,6 +66,12 @@ def test_help_alone_lists_the_verbs(typed) -> None:
     assert all(re.search(rf"^│ {verb} ", done.output, re.MULTILINE) for verb in NAMES)
 
 
+def test_patchloom_alone_lists_the_verbs_without_an_error(typed) -> None:
+    done = typed()
+    assert (done.code, done.errors) == (0, "")
+    assert done.output == typed("--help").output
+
+
 def test_help_of_nothing_says_what_is_near(typed) -> None:
     done = typed("help", "trian")
     assert (done.code, done.output) == (2, "")
