@@ -220,7 +220,7 @@ def check_precision(kind: type[ExportSubject], precision: str) -> None:
     if precision not in kind.precisions:
         option = "--half" if precision == "float16" else "--int8"
         raise UsageError(
-            f"{option} applies to classification, embedding and segmentation runs; {kind.task} is always float32"
+            f"{option} does not apply to {kind.task}, which is exported as {', '.join(kind.precisions)} only"
         )
 
 

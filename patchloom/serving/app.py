@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from patchloom.serving import inference_protocol
 from patchloom.serving.admission import ModelRequest
+from patchloom.serving.endpoints import endpoints_of
 from patchloom.serving.exchange import AsciiJSONResponse, Exchange, error_response
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.metrics import CONTENT_TYPE, Metrics
@@ -33,6 +34,7 @@ from patchloom.serving.processes import ModelProcesses
 from patchloom.serving.requests import check_encoding, content_type, inputs_and_options
 from patchloom.serving.schema import openapi
 from patchloom.serving.thumbnails import add_thumbnails, check_thumbnails
+from patchloom.tasks.endpoints import Endpoint
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 PROBES = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # need no API key
@@ -56,6 +58,7 @@ class App:
         self.processes.count_batch = self.metrics.count_batch
         self.is_ending = False  # accepted requests are completed, new ones refused
         self.paths: list[str] = []  # of all routes
+        self._endpoints: dict[str, Endpoint] = {}  # by verb
         self._key = api_key
         self._router = Router(redirect_slashes=False, default=self._respond_404, lifespan=self._lifespan)
 
@@ -64,6 +67,8 @@ class App:
         await self.processes.start()
         if self.thumbnails is not None:
             await self.thumbnails.start()
+        about = self.processes.about
+        self._endpoints = endpoints_of(about["task"], about["verbs"])
         handlers = self._handlers()
         self.paths = list(handlers)
         self._router.routes = [Route(path, handler, methods=[method]) for path, (method, handler) in handlers.items()]
@@ -144,19 +149,18 @@ class App:
 
     def _handlers(self) -> dict[str, tuple[str, Handler]]:
         """Return path → method and handler."""
-        verbs = self.processes.about["verbs"]
         handlers: dict[str, tuple[str, Handler]] = {
             "/": ("GET", self._index),
             "/health": ("GET", self._health),
             "/ready": ("GET", self._ready),
             "/metrics": ("GET", self._metrics),
             "/openapi.json": ("GET", self._schema),
-            **{f"/{verb}": ("POST", partial(self._run_verb, verb)) for verb in verbs},
+            **{f"/{verb}": ("POST", partial(self._run_verb, verb)) for verb in self._endpoints},
             "/v2": ("GET", self._protocol_server),
             "/v2/health/live": ("GET", self._health),
             "/v2/health/ready": ("GET", self._ready),
         }
-        for name, verb in inference_protocol.models(self.name, verbs).items():
+        for name, verb in inference_protocol.models(self.name, self._endpoints).items():
             handlers |= {
                 f"/v2/models/{name}": ("GET", partial(self._protocol_model, name, verb)),
                 f"/v2/models/{name}/ready": ("GET", self._ready),
@@ -167,7 +171,7 @@ class App:
     async def _run_verb(self, verb: str, request: Request) -> Response:
         async with self._body(request) as body:
             query = request.scope.get("query_string", b"")
-            inputs, options = inputs_and_options(verb, content_type(request.headers), query, body)
+            inputs, options = inputs_and_options(self._endpoints[verb], content_type(request.headers), query, body)
             check_thumbnails(len(inputs), options)
             model_request = ModelRequest(verb, options, inputs)
             results = await self._run_model(request, model_request)
@@ -178,7 +182,7 @@ class App:
     async def _infer(self, name: str, verb: str, request: Request) -> Response:
         async with self._body(request) as body:
             length = request.headers.get("inference-header-content-length", "")
-            inference = inference_protocol.read(verb, content_type(request.headers), body, length)
+            inference = inference_protocol.read(self._endpoints[verb], content_type(request.headers), body, length)
             results = await self._run_model(request, ModelRequest(verb, inference.options, inference.inputs))
         return inference_protocol.response(name, inference, json.loads(results))
 
@@ -224,10 +228,10 @@ class App:
         return AsciiJSONResponse(self._openapi())
 
     def _openapi(self) -> dict[str, Any]:
-        return openapi(self.name, self.processes.about["verbs"], keyed=self._key is not None)
+        return openapi(self.name, self._endpoints, keyed=self._key is not None)
 
     async def _protocol_server(self, _: Request) -> Response:
         return AsciiJSONResponse(inference_protocol.server())
 
     async def _protocol_model(self, name: str, verb: str, _: Request) -> Response:
-        return AsciiJSONResponse(inference_protocol.model(name, verb))
+        return AsciiJSONResponse(inference_protocol.model(name, self._endpoints[verb]))

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +21,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from patchloom import __version__
-from patchloom.serving.endpoints import IMAGES, VERBS
 from patchloom.serving.exchange import AsciiJSONResponse
 from patchloom.serving.limits import INPUTS
 from patchloom.serving.requests import (
@@ -33,48 +32,25 @@ from patchloom.serving.requests import (
     invalid,
     parse_object,
 )
+from patchloom.tasks.endpoints import IMAGES, Endpoint
 
 EXTENSION = "binary_tensor_data"
 _RAW = ("application/octet-stream",)
 _SIZE = struct.Struct("<I")
-
-# verb → output name → data type, and its value or list of values in one result.
-OUTPUTS: dict[str, dict[str, tuple[str, Any]]] = {
-    "predict": {
-        "label": ("BYTES", lambda result: [each["label"] for each in result["answers"]]),
-        "probability": ("FP32", lambda result: [each["probability"] for each in result["answers"]]),
-    },
-    "embed": {"vector": ("FP32", lambda result: result["vector"])},
-    "search": {
-        "path": ("BYTES", lambda result: [each["path"] for each in result["hits"]]),
-        "score": ("FP32", lambda result: [each["score"] for each in result["hits"]]),
-        "label": ("BYTES", lambda result: [each["label"] for each in result["hits"]]),
-    },
-    "explain": {
-        "label": ("BYTES", lambda result: [result["label"]]),
-        "map": ("FP32", lambda result: [value for row in result["map"] for value in row]),
-    },
-    "segment": {"mask": ("BYTES", lambda result: result["mask"])},
-    "detect": {"objects": ("BYTES", lambda result: json.dumps(result["objects"]))},
-    "translate": {
-        "text": ("BYTES", lambda result: [each["text"] for each in result["translations"]]),
-        "score": ("FP32", lambda result: [each["score"] for each in result["translations"]]),
-    },
-}
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
     """A parsed request."""
 
-    verb: str
+    endpoint: Endpoint
     inputs: list[bytes]
     options: dict[str, Any]
     outputs: dict[str, bool]  # name → whether to send it as raw bytes after the JSON
     id: str = ""
 
 
-def models(name: str, verbs: Sequence[str]) -> dict[str, str]:
+def models(name: str, verbs: Iterable[str]) -> dict[str, str]:
     """Return protocol model name → verb."""
     return {name if number == 0 else f"{name}-{verb}": verb for number, verb in enumerate(verbs)}
 
@@ -84,23 +60,22 @@ def server() -> dict[str, Any]:
     return {"name": "patchloom", "version": __version__, "extensions": [EXTENSION]}
 
 
-def model(name: str, verb: str) -> dict[str, Any]:
+def model(name: str, endpoint: Endpoint) -> dict[str, Any]:
     """Return the metadata of a protocol model."""
-    is_value = {"mask", "objects"}
     outputs = [
-        {"name": output, "datatype": kind, "shape": [-1] if output in is_value else [-1, -1]}
-        for output, (kind, _) in OUTPUTS[verb].items()
+        {"name": output, "datatype": tensor.datatype, "shape": [-1, -1] if tensor.is_list else [-1]}
+        for output, tensor in endpoint.tensors.items()
     ]
-    inputs = [{"name": input_name(verb), "datatype": "BYTES", "shape": [-1]}]
+    inputs = [{"name": input_name(endpoint), "datatype": "BYTES", "shape": [-1]}]
     return {"name": name, "versions": [], "platform": "patchloom", "inputs": inputs, "outputs": outputs}
 
 
-def input_name(verb: str) -> str:
-    """Return the name of a verb's input tensor."""
-    return "image" if VERBS[verb].takes == IMAGES else "text"
+def input_name(endpoint: Endpoint) -> str:
+    """Return the name of the input tensor."""
+    return "image" if endpoint.takes == IMAGES else "text"
 
 
-def read(verb: str, media_type: str, body: bytes, header_length: str) -> InferenceRequest:
+def read(endpoint: Endpoint, media_type: str, body: bytes, header_length: str) -> InferenceRequest:
     """Parse a request; `header_length` is the value of Inference-Header-Content-Length."""
     if media_type not in (JSON, "") and not (header_length and media_type in _RAW):  # Triton's client sends no type
         expected = "expected application/json, or application/octet-stream with Inference-Header-Content-Length"
@@ -114,26 +89,25 @@ def read(verb: str, media_type: str, body: bytes, header_length: str) -> Inferen
     fields = parse_object(head)
     tensors = fields.get("inputs")
     if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(tensors[0], dict):
-        raise invalid(f"'inputs' is not a list of one tensor, {input_name(verb)!r}")
+        raise invalid(f"'inputs' is not a list of one tensor, {input_name(endpoint)!r}")
     options = dict(_parameters(fields))
     raw = bool(options.pop("binary_data_output", False))
     identity = fields.get("id", "")
     if not isinstance(identity, str) or not identity.isascii() or len(identity) > 200:
         raise invalid("'id' is not an ASCII string of at most 200 characters")
-    inputs = _read_tensor(verb, tensors[0], rest)
+    inputs = _read_tensor(endpoint, tensors[0], rest)
     if not 1 <= len(inputs) <= INPUTS:
         raise invalid(f"the request has {len(inputs)} inputs, expected 1 to {INPUTS}")
-    outputs = _requested_outputs(verb, fields, raw)
-    return InferenceRequest(verb, inputs, checked_options(VERBS[verb].options, options), outputs, identity)
+    outputs = _requested_outputs(endpoint, fields, raw)
+    return InferenceRequest(endpoint, inputs, checked_options(endpoint.options, options), outputs, identity)
 
 
 def response(name: str, request: InferenceRequest, results: Sequence[Any]) -> Response:
     """Return the requested tensors."""
     tensors, parts = [], []
     for output, as_bytes in request.outputs.items():
-        kind, value_of = OUTPUTS[request.verb][output]
+        kind, value_of, is_list = request.endpoint.tensors[output]
         values = [value_of(result) for result in results]
-        is_list = isinstance(values[0], list)
         flat = [each for value in values for each in value] if is_list else values
         tensor: dict[str, Any] = {"name": output, "datatype": kind}
         tensor["shape"] = [len(values), len(values[0])] if is_list else [len(values)]
@@ -158,9 +132,9 @@ def _parameters(value: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _read_tensor(verb: str, tensor: Mapping[str, Any], rest: bytes) -> list[bytes]:
+def _read_tensor(endpoint: Endpoint, tensor: Mapping[str, Any], rest: bytes) -> list[bytes]:
     """Return the image files or lines of a tensor; `rest` are the bytes after the JSON."""
-    name, images = input_name(verb), VERBS[verb].takes == IMAGES
+    name, images = input_name(endpoint), endpoint.takes == IMAGES
     if tensor.get("name") != name:
         raise invalid(f"there is no input {str(tensor.get('name'))[:40]!r}, expected {name!r}")
     shape = tensor.get("shape")
@@ -232,17 +206,17 @@ def _split_elements(data: bytes) -> list[bytes]:
     return elements
 
 
-def _requested_outputs(verb: str, fields: Mapping[str, Any], raw: bool) -> dict[str, bool]:
+def _requested_outputs(endpoint: Endpoint, fields: Mapping[str, Any], raw: bool) -> dict[str, bool]:
     """Return output name → whether to send it as raw bytes."""
-    tensors = fields.get("outputs")
+    tensors, known = fields.get("outputs"), endpoint.tensors
     if tensors is None or tensors == []:
-        return dict.fromkeys(OUTPUTS[verb], raw)
+        return dict.fromkeys(known, raw)
     if not isinstance(tensors, list) or not all(isinstance(tensor, dict) for tensor in tensors):
         raise invalid("'outputs' is not a list of objects")
     outputs = {}
     for tensor in tensors:
-        if tensor.get("name") not in list(OUTPUTS[verb]):
-            raise invalid(f"there is no output {str(tensor.get('name'))[:40]!r}, expected {', '.join(OUTPUTS[verb])}")
+        if tensor.get("name") not in list(known):
+            raise invalid(f"there is no output {str(tensor.get('name'))[:40]!r}, expected {', '.join(known)}")
         outputs[tensor["name"]] = bool(_parameters(tensor).get("binary_data", raw))
     return outputs
 

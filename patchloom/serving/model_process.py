@@ -16,10 +16,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
 from patchloom_runtime.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
+
+if TYPE_CHECKING:
+    from patchloom.serving.served_model import ServedVerb
 
 OK, UNPROCESSABLE, FAILED, SHORT_OF_MEMORY = 200, 422, 500, 503
 DEVICE_FAILED = 6  # exit code
@@ -41,7 +44,7 @@ def main(descriptor: int, settings: Mapping[str, Any]) -> None:
     os.dup2(2, 1)  # prints of libraries are not results of the command
     connection = Connection(descriptor)
     try:
-        functions, about = _load(settings)
+        verbs, about = _load(settings)
     except PatchloomError as error:
         connection.write({"error": str(error), "kind": type(error).__name__})
         return
@@ -54,7 +57,7 @@ def main(descriptor: int, settings: Mapping[str, Any]) -> None:
     threading.Thread(target=_beat, args=(connection,), daemon=True).start()
     while (message := connection.read()) is not None:
         began = time.perf_counter()
-        statuses, bodies = run_batch(functions, *message, pixels=settings["pixels"])
+        statuses, bodies = run_batch(verbs, *message, pixels=settings["pixels"])
         connection.write({"statuses": statuses, "seconds": time.perf_counter() - began}, bodies)
 
 
@@ -66,21 +69,21 @@ def _beat(connection: Connection) -> None:
             connection.write({})
 
 
-def _load(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return verb → function, each run once, and the description of the model for clients."""
+def _load(settings: Mapping[str, Any]) -> "tuple[dict[str, ServedVerb], dict[str, Any]]":
+    """Return the verbs, each run once, and the description of the model for clients."""
     # Imported here, so that errors of importing a model's packages are reported like those of loading it.
-    from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions, warm_up
+    from patchloom.serving.served_model import describe, load_served, served_verbs, thumbnail_verbs, warm_up
 
     if "roots" in settings:
-        return thumbnail_functions(settings["roots"]), {}
+        return thumbnail_verbs(settings["roots"]), {}
     model = load_served(settings["source"], **{name: settings[name] for name in ("device", "model", "threads")})
-    functions = verb_functions(model)
-    warm_up(functions)
-    return functions, {**describe(model), "verbs": list(functions), "pid": os.getpid()}
+    verbs = served_verbs(model)
+    warm_up(model.task, verbs)
+    return verbs, {**describe(model), "verbs": list(verbs), "pid": os.getpid()}
 
 
 def run_batch(
-    functions: Mapping[str, Any], header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
+    verbs: "Mapping[str, ServedVerb]", header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
 ) -> tuple[list[int], list[bytes]]:
     """Return status and body per request of a batch; requests with equal verb and options run together."""
     from patchloom.serving.served_model import read_inputs
@@ -92,20 +95,20 @@ def run_batch(
         own = [next(rest) for _ in range(fields["inputs"])]
         verb, options = fields["verb"], json.dumps(fields["options"])
         try:
-            request = BatchRequest(index, verb, options, read_inputs(verb, own, pixels))
+            request = BatchRequest(index, verb, options, read_inputs(verbs[verb].takes, own, pixels))
             groups.setdefault((verb, options), []).append(request)
         except Exception as error:
             results[index] = _error_result(error)
     for group in groups.values():
-        results |= _run_group(functions, group)
+        results |= _run_group(verbs, group)
     ordered = [results[index] for index in range(len(header["requests"]))]
     return [status for status, _ in ordered], [body for _, body in ordered]
 
 
-def _run_group(functions: Mapping[str, Any], group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:
+def _run_group(verbs: "Mapping[str, ServedVerb]", group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:
     try:
         inputs = [one for request in group for one in request.inputs]
-        rest = iter(functions[group[0].verb](inputs, json.loads(group[0].options)))
+        rest = iter(verbs[group[0].verb].run(inputs, json.loads(group[0].options)))
         # NaN is not JSON: it raises ValueError.
         return {
             request.number: (OK, json.dumps([next(rest) for _ in request.inputs], allow_nan=False).encode())
@@ -117,7 +120,7 @@ def _run_group(functions: Mapping[str, Any], group: Sequence[BatchRequest]) -> d
             return {group[0].number: _error_result(error)}
     # One request is at fault, or they need too much memory together: run each alone, outside of `except`, since the
     # error holds memory.
-    return {index: result for request in group for index, result in _run_group(functions, [request]).items()}
+    return {index: result for request in group for index, result in _run_group(verbs, [request]).items()}
 
 
 def _end_with_device(error: Exception) -> None:

@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
 
-from patchloom.serving.endpoints import IMAGES, VERBS, Endpoint, EndpointOption
 from patchloom.serving.limits import INPUTS, LINE_CHARACTERS
+from patchloom.tasks.endpoints import IMAGES, Endpoint, EndpointOption
 from patchloom_runtime.errors import nearest
 from patchloom_runtime.untrusted import parse_json
 
@@ -27,9 +27,10 @@ def content_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def inputs_and_options(verb: str, media_type: str, query: bytes, body: bytes) -> tuple[list[bytes], dict[str, Any]]:
+def inputs_and_options(
+    endpoint: Endpoint, media_type: str, query: bytes, body: bytes
+) -> tuple[list[bytes], dict[str, Any]]:
     """Return the images or lines of a request, and every option of the verb."""
-    endpoint = VERBS[verb]
     options: dict[str, Any] = _query_options(endpoint, query)
     if media_type == JSON:
         fields = parse_object(body)

@@ -1,12 +1,12 @@
 """The OpenAPI 3.1 schema of the routes, to generate clients and to check requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from patchloom import __version__
-from patchloom.serving.endpoints import IMAGES, VERBS, Endpoint
-from patchloom.serving.inference_protocol import OUTPUTS, input_name, models
+from patchloom.serving.inference_protocol import input_name, models
 from patchloom.serving.limits import INPUTS, LINE_CHARACTERS
+from patchloom.tasks.endpoints import IMAGES, Endpoint
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _OBJECT = {"type": "object"}
@@ -23,9 +23,9 @@ _REFUSALS = {
 }
 
 
-def openapi(name: str, verbs: Sequence[str], *, keyed: bool) -> dict[str, Any]:
-    """Return the schema of a model with these verbs; `keyed` if the server has an API key."""
-    paths = {f"/{verb}": {"post": _operation(verb, VERBS[verb], keyed)} for verb in verbs}
+def openapi(name: str, endpoints: Mapping[str, Endpoint], *, keyed: bool) -> dict[str, Any]:
+    """Return the schema of a model with these endpoints by verb; `keyed` if the server has an API key."""
+    paths = {f"/{verb}": {"post": _operation(verb, endpoint, keyed)} for verb, endpoint in endpoints.items()}
     paths |= {
         "/": _get("The served model", _OBJECT, keyed),
         "/health": _get("Whether the server is running", _OBJECT, False),
@@ -36,12 +36,12 @@ def openapi(name: str, verbs: Sequence[str], *, keyed: bool) -> dict[str, Any]:
         "/v2/health/ready": _get("Whether the model is ready", _OBJECT, False, {"503": "The model is not ready"}),
     }
     paths["/metrics"] = _get("Metrics for Prometheus", {"type": "string"}, keyed, kind="text/plain")
-    for model, verb in models(name, verbs).items():
+    for model, verb in models(name, endpoints).items():
         paths[f"/v2/models/{model}"] = _get("Model metadata of the Open Inference Protocol", _OBJECT, keyed)
         paths[f"/v2/models/{model}/ready"] = _get(
             "Whether the model is ready", _OBJECT, False, {"503": "The model is not ready"}
         )
-        paths[f"/v2/models/{model}/infer"] = {"post": _infer(verb, keyed)}
+        paths[f"/v2/models/{model}/infer"] = {"post": _infer(endpoints[verb], keyed)}
     schemas = {"Error": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}}
     key = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if keyed else {}
     return {
@@ -127,8 +127,8 @@ def _bodies(endpoint: Endpoint, options: dict[str, Any]) -> dict[str, Any]:
     return {**_content(body), **raw}
 
 
-def _infer(verb: str, keyed: bool) -> dict[str, Any]:
-    name = input_name(verb)
+def _infer(endpoint: Endpoint, keyed: bool) -> dict[str, Any]:
+    name = input_name(endpoint)
     kinds = ["BYTES", "UINT8"] if name == "image" else ["BYTES"]
     size = {"type": "integer", "minimum": 1}
     tensor = {
@@ -148,14 +148,14 @@ def _infer(verb: str, keyed: bool) -> dict[str, Any]:
             "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
             "parameters": {
                 "type": "object",
-                "properties": {option.name: option.schema for option in VERBS[verb].options},
+                "properties": {option.name: option.schema for option in endpoint.options},
                 "additionalProperties": False,
             },
             "outputs": {
                 "type": "array",
                 "items": {
                     "type": "object",
-                    "properties": {"name": {"enum": list(OUTPUTS[verb])}},
+                    "properties": {"name": {"enum": list(endpoint.tensors)}},
                     "required": ["name"],
                 },
             },
@@ -163,7 +163,7 @@ def _infer(verb: str, keyed: bool) -> dict[str, Any]:
         "required": ["inputs"],
     }
     return {
-        "summary": f"{VERBS[verb].summary}, by the Open Inference Protocol",
+        "summary": f"{endpoint.summary}, by the Open Inference Protocol",
         "requestBody": {"required": True, "content": _content(body)},
         "responses": {"200": {"description": "Tensors", "content": _content(_OBJECT)}, **_refusals(_REFUSALS, keyed)},
         **_secured(keyed),

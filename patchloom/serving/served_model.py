@@ -1,19 +1,19 @@
 """Load a served model, and run its verbs on images or lines. This code runs in a model process.
 
-The row of a task (`tasks.table`) names a function that returns the verbs of a model: verb → function of inputs and
-options that returns one JSON value per input, in order. An index adds the verb `search`.
+The row of a task (`tasks.table`) names its `Serving`, which has the verbs of a model. An index adds the verb `search`.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from patchloom.serving.endpoints import IMAGES, THUMBNAILS, VERBS
+from patchloom.serving.endpoints import THUMBNAILS, endpoints_of
+from patchloom.tasks.endpoints import IMAGES, LINES, VerbFunction
 from patchloom.tasks.table import task_named, task_of_run
 from patchloom.tasks.task import Task
 from patchloom_runtime.artifacts.artifact import Artifact, is_artifact
@@ -21,7 +21,12 @@ from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import PatchloomError, UsageError
 from patchloom_runtime.images.inputs import read_image_within, thumbnail_of
 
-VerbFunction: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+
+class ServedVerb(NamedTuple):
+    """The function of a verb and the kind of its inputs."""
+
+    run: VerbFunction
+    takes: str = IMAGES
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,17 @@ def load_served(
     return ServedModel(task, task.model.load(folder, device=device))
 
 
-def verb_functions(served: ServedModel) -> dict[str, VerbFunction]:
-    """Return verb → function."""
+def served_verbs(served: ServedModel) -> dict[str, ServedVerb]:
+    """Return the verbs of a model."""
     if served.task.serving is None:
         raise UsageError(f"models of the task {served.task.name} cannot be served")
-    functions = dict(served.task.serving(served.model))
-    if served.index is None:
-        return functions
-    from patchloom.serving.index_search import search  # loads torch, which artifacts do not need
+    functions = dict(served.task.serving.functions(served.model))
+    if served.index is not None:
+        from patchloom.serving.index_search import search  # loads torch, which artifacts do not need
 
-    return {"search": partial(search, served.index), **functions}
+        functions = {"search": partial(search, served.index), **functions}
+    endpoints = endpoints_of(served.task.name, functions)
+    return {verb: ServedVerb(run, endpoints[verb].takes) for verb, run in functions.items()}
 
 
 def describe(served: ServedModel) -> dict[str, Any]:
@@ -85,6 +91,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
 
         facts = index_facts(served.index)
     return {
+        "task": served.task.name,
         "network": name if isinstance(name, str) else str(getattr(name, "network", "")),
         "labels": list(getattr(model, "labels", ())),
         "languages": [model.source, model.target] if hasattr(model, "translate") else [],
@@ -94,26 +101,24 @@ def describe(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def warm_up(functions: Mapping[str, Any]) -> None:
+def warm_up(task: Task, verbs: Mapping[str, ServedVerb]) -> None:
     """Run each verb once on a gray image or a word: libraries choose kernels and allocate memory then."""
-    for verb, function in functions.items():
-        endpoint = VERBS[verb]
-        if not endpoint.warmed:
-            continue
-        example = Image.new("RGB", (64, 64), (128, 128, 128)) if endpoint.takes == IMAGES else "a"
-        function([example], {option.name: option.default for option in endpoint.options})
+    for verb, endpoint in endpoints_of(task.name, verbs).items():
+        if endpoint.warmed:
+            example = Image.new("RGB", (64, 64), (128, 128, 128)) if endpoint.takes == IMAGES else "a"
+            verbs[verb].run([example], {option.name: option.default for option in endpoint.options})
 
 
-def read_inputs(verb: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
+def read_inputs(takes: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
     """Decode the images or lines of one request."""
-    if verb == THUMBNAILS or VERBS[verb].takes != IMAGES:
+    if takes != IMAGES:
         return [part.decode() for part in parts]
     names = ["the image"] if len(parts) == 1 else [f"image {number}" for number in range(len(parts))]
     return [read_image_within(part, name, pixels) for part, name in zip(parts, names, strict=True)]
 
 
-def thumbnail_functions(roots: Sequence[str]) -> dict[str, VerbFunction]:
-    """Return verb → function of the thumbnail process, which reads files in `roots` only."""
+def thumbnail_verbs(roots: Sequence[str]) -> dict[str, ServedVerb]:
+    """Return the verb of the thumbnail process, which reads files in `roots` only."""
     from patchloom.report.page import image_base64  # loads jinja2, which models do not need
 
     def thumbnail(path: str, side: int) -> str | None:
@@ -122,4 +127,7 @@ def thumbnail_functions(roots: Sequence[str]) -> dict[str, VerbFunction]:
         except PatchloomError:  # outside of `roots`, or not a readable image
             return None
 
-    return {THUMBNAILS: lambda lines, options: [thumbnail(json.loads(line), options["side"]) for line in lines]}
+    def thumbnails(lines: Sequence[str], options: Mapping[str, Any]) -> list[str | None]:
+        return [thumbnail(json.loads(line), options["side"]) for line in lines]
+
+    return {THUMBNAILS: ServedVerb(thumbnails, LINES)}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from patchloom.exporters.subject import ExportSubject
     from patchloom.objectives.objective import Objective
     from patchloom.recipes.choices import Choice
+    from patchloom.tasks.endpoints import Serving
     from patchloom.tasks.plan import Plan, TrainingSettings
     from patchloom.tasks.report import ReportSettings
 
@@ -72,11 +73,18 @@ class Task:
     model: "Part[ModelLoader]" = Part()
     report: "Part[Reporting]" = Part()
     export: "Part[type[ExportSubject] | None]" = Part(optional=True)
-    serving: "Part[Callable[[Any], Mapping[str, Any]] | None]" = Part(optional=True)  # model → verb → function
+    serving: "Part[Serving | None]" = Part(optional=True)
+    artifact: str = ""  # module:class of its exported models, if patchloom_runtime has none for the task
     word: str | None = None  # in `train --task`; None if the task is chosen by a recipe alone
     noun: str = "run"  # in `patchloom verify`
     whole_images: bool = False  # classes or vectors of whole images: probes, levels, indexes, comparisons apply
     refusal: str = "is not an option for runs of this task"  # follows the name of an option of other tasks
+
+    def __post_init__(self) -> None:
+        if self.artifact:
+            from patchloom_runtime.artifacts import PREDICTORS  # predicting does not need it
+
+            PREDICTORS[self.name] = self.artifact
 
     def __repr__(self) -> str:
         return f"Task({self.name})"

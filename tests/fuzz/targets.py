@@ -59,6 +59,7 @@ from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
+from patchloom.serving.endpoints import endpoints_of
 from patchloom.tasks.detection import run_files as detection
 from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
@@ -297,12 +298,13 @@ def _requests(folder: Path) -> None:
     data = (folder / "body").read_bytes()
     first, _, rest = data.partition(b"\n")
     length, body = (first.decode(), rest) if first.isdigit() else ("", data)
-    for verb in ("predict", "search", "translate"):
+    endpoints = {**endpoints_of("classification", ("predict", "search")), **endpoints_of("translation", ("translate",))}
+    for endpoint in endpoints.values():
         for kind in (reading.JSON, "text/plain", "application/octet-stream"):
             with refusals():
-                reading.inputs_and_options(verb, kind, first, body)
+                reading.inputs_and_options(endpoint, kind, first, body)
             with refusals():
-                inference_protocol.read(verb, kind, body, length)
+                inference_protocol.read(endpoint, kind, body, length)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from patchloom.models.network import Network
 from patchloom.models.resmlp import ResMLP
 from patchloom.runs.metrics import read_metrics
 from patchloom.serving import model_process
+from patchloom.serving.served_model import ServedVerb
 from tests.forked import Forked
 from tests.golden import make
 from tests.reliability.commands import OPTIONS, command
@@ -135,7 +136,7 @@ def asked(
     """Statuses and bodies of a batch of requests with a picture each."""
     header = {"requests": [{"verb": "predict", "options": {}, "inputs": 1}] * requests}
     parts = [PICTURES[number].read_bytes() for number in range(requests)]
-    return model_process.run_batch({"predict": answer}, header, parts, pixels=10**6)
+    return model_process.run_batch({"predict": ServedVerb(answer)}, header, parts, pixels=10**6)
 
 
 def test_a_batch_without_memory_is_answered_one_by_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 import patchloom
 from patchloom.serving.app import App
 from patchloom.serving.limits import Limits
-from patchloom.serving.served_model import ServedModel, describe, verb_functions
+from patchloom.serving.served_model import ServedModel, describe, served_verbs
 from patchloom.tasks.table import task_named
 from tests.golden import make
 from tests.serving.clients import InThisProcess
@@ -29,4 +29,4 @@ def app(classifier: patchloom.Classifier) -> App:
 
 def in_this_process(model: Any, task: str = "classification", limits: Limits | None = None) -> InThisProcess:
     served = ServedModel(task_named(task), model)
-    return InThisProcess(verb_functions(served), describe(served), limits)
+    return InThisProcess(served_verbs(served), describe(served), limits)

@@ -17,7 +17,7 @@ from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwo
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.page import PageApp
-from patchloom.serving.served_model import ServedModel, describe, load_served, thumbnail_functions, verb_functions
+from patchloom.serving.served_model import ServedModel, describe, load_served, served_verbs, thumbnail_verbs
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
 from patchloom.tasks.table import task_named
@@ -97,9 +97,9 @@ LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 
 
 def page_of(served: ServedModel, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
-    processes = InThisProcess(verb_functions(served), describe(served))
+    processes = InThisProcess(served_verbs(served), describe(served))
     processes.source = source
-    thumbnails = None if images is None else InThisProcess(thumbnail_functions([str(images)]), {})
+    thumbnails = None if images is None else InThisProcess(thumbnail_verbs([str(images)]), {})
     return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)
 
 

@@ -13,7 +13,7 @@ import pytest
 import patchloom.serving
 from patchloom.serving.app import App
 from patchloom.serving.limits import INPUTS, Limits
-from patchloom.serving.served_model import ServedModel, verb_functions
+from patchloom.serving.served_model import ServedModel, ServedVerb, served_verbs
 from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.decode import MAX_PIXELS
@@ -163,7 +163,9 @@ def test_what_is_told_of_the_server(app: App) -> None:
 
 
 def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
-    app.processes._answers = {"predict": lambda image_files, _: [{"answers": [float("nan")]} for _ in image_files]}
+    app.processes._answers = {
+        "predict": ServedVerb(lambda image_files, _: [{"answers": [float("nan")]} for _ in image_files])
+    }
     reply = post(app, "/predict", PNG)
     assert (reply.status, "nan" in reply.body.decode().lower()) == (422, False)
 
@@ -171,7 +173,7 @@ def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
 def test_what_cannot_be_served_is_said() -> None:
     task = Task(name="guessing", training="", model="", report="")
     with pytest.raises(UsageError, match=r"\bguessing\b"):
-        verb_functions(ServedModel(task, None))
+        served_verbs(ServedModel(task, None))
     assert json.dumps(Limits().body_bytes) == "20000000"
     with pytest.raises(UsageError, match=r"\bqueue\b.*\b0\b.*\b1\b"):
         Limits(queue=0)

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from patchloom.serving.app import App
-from patchloom.serving.served_model import ServedModel, describe, load_served, verb_functions, warm_up
+from patchloom.serving.served_model import ServedModel, describe, load_served, served_verbs, warm_up
 from patchloom.tasks.table import task_named
-from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata, WindowSettings
-from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
+from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
+from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter, WindowSettings
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, get, post
@@ -25,9 +25,9 @@ from tests.serving.pages import LABELS, detector, segmenter
 
 
 def app_of(served: ServedModel) -> App:
-    functions = verb_functions(served)
-    warm_up(functions)
-    return App(InThisProcess(functions, describe(served)), "model")
+    verbs = served_verbs(served)
+    warm_up(served.task, verbs)
+    return App(InThisProcess(verbs, describe(served)), "model")
 
 
 def app_for(task: str, model: Any) -> App:

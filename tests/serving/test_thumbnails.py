@@ -15,7 +15,7 @@ from patchloom.serving.app import App
 from patchloom.serving.endpoints import THUMBNAILS
 from patchloom.serving.limits import Limits
 from patchloom.serving.processes import ModelProcesses
-from patchloom.serving.served_model import thumbnail_functions
+from patchloom.serving.served_model import ServedVerb, thumbnail_verbs
 from patchloom.serving.thumbnails import ThumbnailProcess, add_thumbnails, image_roots
 from patchloom_runtime.errors import UsageError
 from tests.serving.clients import LOOP, InThisProcess, ask, post
@@ -48,9 +48,9 @@ def answers(inputs: list[Any], options: Any) -> list[Any]:
 
 
 def app_of(thumbnails: ModelProcesses | None) -> App:
-    about = {"network": "", "labels": [], "languages": [], "files": 1}
-    predict = {"predict": lambda inputs, _: [{"answers": []} for _ in inputs]}
-    return App(InThisProcess({"search": answers} | predict, about), "model", thumbnails=thumbnails)
+    about = {"task": "classification", "network": "", "labels": [], "languages": [], "files": 1}
+    predict = {"predict": ServedVerb(lambda inputs, _: [{"answers": []} for _ in inputs])}
+    return App(InThisProcess({"search": ServedVerb(answers)} | predict, about), "model", thumbnails=thumbnails)
 
 
 def test_the_model_answers_while_thumbnails_are_made() -> None:
@@ -98,7 +98,7 @@ def test_the_thumbnails_of_one_answer_are_bounded(inputs: int, top: int, side: i
 
 def small(roots: list[str], *paths: str) -> list[bool]:
     lines = [json.dumps(path) for path in paths]
-    return [one is not None for one in thumbnail_functions(roots)[THUMBNAILS](lines, {"side": 32})]
+    return [one is not None for one in thumbnail_verbs(roots)[THUMBNAILS].run(lines, {"side": 32})]
 
 
 def test_only_files_in_the_named_folders_are_read(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """A task in one file: count the dots in an image. `tests/tasks/test_tasks.py` adds it to the tables and runs it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from patchloom.exporters.graph import FromPixels, state_bytes
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject
 from patchloom.models.from_config import load_weights
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.choices import base_recipe, changed_recipe
@@ -20,12 +23,16 @@ from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_config, write_config
 from patchloom.runs.provenance import Provenance, write_provenance
 from patchloom.runs.weights import read_weights
+from patchloom.tasks.endpoints import NUMBER, Endpoint, OutputTensor, Serving, VerbFunction, object_schema
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
 from patchloom.tasks.provenance import refuse_other_data, starting_record
 from patchloom.tasks.task import Judge, ModelLoader, Reporting, Scores, Task, TaskPage, Training
+from patchloom_runtime.artifacts.artifact import Artifact
+from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode
-from patchloom_runtime.images.inputs import list_image_files
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
+from patchloom_runtime.images.inputs import iterate_images, list_image_files
 
 SIDE, MOST = 16, 9
 METHOD = Method(
@@ -152,19 +159,97 @@ class Counted:
 
 @dataclass(frozen=True)
 class DotCounter:
-    network: Counter
+    count: Callable[[Any], np.ndarray]  # pixels (B, H, W, 3) uint8 → (B,)
+
+    def predict(self, images: Any) -> list[float]:
+        return [float(self.count(np.asarray(each.read())[None])[0]) for each in iterate_images(images)]
 
     def predict_files(self, paths: Iterable[str], *, top: int = 1, every: int | None = None) -> Iterator[Counted]:
         del top, every
         for path in list_image_files(paths):
             try:
-                picture: Image.Image = decode(Path(path), str(path)).convert("L")
+                picture: Image.Image = decode(Path(path), str(path)).convert("RGB")
             except DataError as error:
                 yield Counted(str(path), [], str(error))
                 continue
-            pixels = torch.from_numpy(np.asarray(picture, np.float32) / 255)[None, None]
-            with torch.no_grad():
-                yield Counted(str(path), [("dots", float(self.network(pixels)))])
+            yield Counted(str(path), [("dots", self.predict(picture)[0])])
+
+
+class DotGraph(FromPixels):
+    outputs = ("dots",)
+
+    def __init__(self, network: Counter) -> None:
+        super().__init__((0.0,) * 3, (1.0,) * 3)
+        self.network = network
+
+    def network_outputs(self, images: Tensor) -> dict[str, Tensor]:
+        return {"dots": self.network(images[:, :1])}
+
+    @torch.inference_mode()
+    def count(self, pixels: np.ndarray) -> np.ndarray:
+        return self(torch.tensor(pixels))["dots"].numpy()
+
+
+class CountingSubject(ExportSubject):
+    task, measure = "counting", "right"
+    precisions: ClassVar[tuple[str, ...]] = ("float32",)
+    labels, notes = (), ()
+    summary, usage = "It counts dots.", 'model.predict("dots.png")'
+    preprocessing = EvaluationTransform((SIDE, SIDE), 1.0)
+    metadata: ClassVar[Mapping[str, Any]] = {"dots": {"most": MOST}}
+
+    def __init__(self, folder: Path, settings: ExportSettings) -> None:
+        del settings
+        network = TASK.model.load_network(folder)
+        self._graph, self.network, self.weights = DotGraph(network), network.config.name, state_bytes(network)
+        self._val = Dots(64, 1)
+        self.rows = (255 * self._val.pictures).astype(np.uint8).transpose(0, 2, 3, 1).repeat(3, 3)
+
+    def module(self, *, half: bool) -> FromPixels:
+        del half
+        return self._graph
+
+    def run(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {"dots": self._graph.count(rows)}
+
+    def calibration(self, count: int) -> np.ndarray:
+        return self.rows[:count]
+
+    def agreement(self, outputs: Outputs, expected: Outputs) -> float:
+        return 100 * float((np.abs(outputs["dots"] - expected["dots"]) < 0.01).mean())
+
+    def quality(self, outputs: Outputs) -> float:
+        return 100 * float((np.abs(outputs["dots"] - self._val.counts) < 0.5).mean())
+
+
+class ArtifactCounter(Artifact):
+    settings_shape: ClassVar[Mapping[str, Any]] = {"dots": {"most": int}}
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> int:
+        if values["dots"]["most"] < 1:
+            raise ValueError("it counts no dots")
+        return values["dots"]["most"]
+
+    def count(self, pixels: np.ndarray) -> np.ndarray:
+        return np.minimum(self.outputs(pixels)["dots"], self.about.settings)
+
+    def predict(self, images: Any) -> list[float]:
+        return DotCounter(self.count).predict(images)
+
+
+class CountingServing(Serving):
+    endpoints: ClassVar[Mapping[str, Endpoint]] = {
+        "count": Endpoint(
+            summary="The dots in images",
+            result=object_schema(dots=NUMBER),
+            tensors={"dots": OutputTensor("FP32", lambda result: result["dots"], is_list=False)},
+            warmed=False,
+        )
+    }
+
+    def functions(self, model: Any) -> dict[str, VerbFunction]:
+        return {"count": lambda images, _: [{"dots": dots} for dots in model.predict(images)]}
 
 
 class CountingTraining(Training[DotPlan]):
@@ -224,7 +309,10 @@ class CounterLoader(ModelLoader):
 
     def load(self, folder: Path, *, device: str = "auto") -> DotCounter:
         del device
-        return DotCounter(self.load_network(folder))
+        return DotCounter(DotGraph(self.load_network(folder)).count)
+
+    def open_artifact(self, folder: Path) -> DotCounter:
+        return DotCounter(load_artifact(folder).count)
 
 
 class CountingReporting(Reporting):
@@ -261,6 +349,9 @@ TASK = Task(
     training="tests.tasks.dots:CountingTraining",
     model="tests.tasks.dots:CounterLoader",
     report="tests.tasks.dots:CountingReporting",
+    export="tests.tasks.dots:CountingSubject",
+    serving="tests.tasks.dots:CountingServing",
+    artifact="tests.tasks.dots:ArtifactCounter",
 )
 
 

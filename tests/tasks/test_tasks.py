@@ -12,15 +12,20 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import patchloom
 from patchloom.recipes.methods import METHODS, method_of
+from patchloom.serving.app import App
+from patchloom.serving.served_model import describe, load_served, served_verbs
 from patchloom.tasks.table import TASKS, task_named
 from patchloom.training import run as training
-from patchloom_runtime.errors import UsageError
+from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.untrusted import own_sha256
 from tests.forked import rank_places
 from tests.golden import make
 from tests.golden.make import SMALL
 from tests.messages import missing, refused
 from tests.reliability.commands import command, forked
+from tests.serving.clients import InThisProcess, get, post
 from tests.tasks import dots
 
 ROOT = Path(__file__).parents[2] / "patchloom"
@@ -72,11 +77,40 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
     assert all(words in page for words in ("Dots that were counted", "off by, in dots", "Off by, dots", "hidden"))
 
     pixels = np.zeros((16, 16), np.uint8)
-    pixels[::5, ::7] = 255
+    pixels[::8, ::8] = 255
     Image.fromarray(pixels).save("a.png")
     predicted = command(("predict", "run", "a.png"), monkeypatch, capsys)
     assert re.fullmatch(r"a\.png  [\d.]+ dots\n", predicted.output)
     assert command(("verify", "run"), monkeypatch, capsys).code == 0
+
+    pytest.importorskip("onnxruntime")
+    exported = command(("export", "run", "--out", "artifact"), monkeypatch, capsys)
+    assert exported.code == 0, exported.errors
+    assert command(("verify", "artifact"), monkeypatch, capsys).code == 0
+    assert command(("predict", "artifact", "a.png"), monkeypatch, capsys).output == predicted.output
+    dots_in_a = patchloom.load("artifact").predict("a.png")[0]
+    assert f"{dots_in_a:.1f} dots" in predicted.output
+    for source in ("run", "artifact"):
+        served = load_served(source, device="cpu")
+        app = App(InThisProcess(served_verbs(served), describe(served)), "dots")
+        (result,) = post(app, "/count", Path("a.png").read_bytes()).json["results"]
+        assert result["dots"] == pytest.approx(dots_in_a, abs=1e-3)
+        assert "/count" in get(app, "/openapi.json").json["paths"]
+        assert get(app, "/v2/models/dots").json["outputs"] == [{"name": "dots", "datatype": "FP32", "shape": [-1]}]
+
+
+def test_an_artifact_of_a_task_is_checked_by_its_predictor(counting: Path, monkeypatch, capsys) -> None:
+    pytest.importorskip("onnxruntime")
+    command((*TRAIN, "--out", "run", "--epochs", "1"), monkeypatch, capsys)
+    command(("export", "run", "--out", "artifact"), monkeypatch, capsys)
+    path = counting / "artifact" / "artifact.json"
+    about = json.loads(path.read_text())
+    del about["own_sha256"]
+    for change in ({"dots": {"most": 0}}, {"dots": {}}, {"task": "guessing"}):
+        changed = about | change
+        path.write_text(json.dumps(changed | {"own_sha256": own_sha256(changed)}))
+        with refused(CheckpointError, "artifact.json"):
+            patchloom.load("artifact")
 
 
 def test_a_task_of_its_own_resumes_exactly(counting: Path, monkeypatch, capsys) -> None:

@@ -9,6 +9,6 @@ TASK = Task(
     model="patchloom.tasks.classification.model:ClassifierLoader",
     report="patchloom.tasks.classification.report:ClassificationReporting",
     export="patchloom.tasks.classification.export:ClassifierSubject",
-    serving="patchloom.tasks.classification.serving:verb_functions",
+    serving="patchloom.tasks.classification.serving:ClassifierServing",
     whole_images=True,
 )

@@ -10,6 +10,6 @@ TASK = Task(
     model="patchloom.tasks.detection.model:DetectorLoader",
     report="patchloom.tasks.detection.report:DetectionReporting",
     export="patchloom.tasks.detection.export:DetectorSubject",
-    serving="patchloom.tasks.detection.serving:verb_functions",
+    serving="patchloom.tasks.detection.serving:DetectorServing",
     refusal="is about classes of whole images; leave it out where objects are detected",
 )

@@ -21,8 +21,15 @@ from patchloom.tasks.detection.data import open_objects
 from patchloom.tasks.detection.detector import view_of
 from patchloom.tasks.detection.graph import detector_parts
 from patchloom.tasks.detection.run_files import load_detector
-from patchloom_runtime.artifacts.detector import BATCH, MASKS, REGIONS, GraphDetector, RegionBoxes, to_image_pixels
-from patchloom_runtime.artifacts.metadata import BoxLimits
+from patchloom_runtime.artifacts.detector import (
+    BATCH,
+    MASKS,
+    REGIONS,
+    BoxLimits,
+    GraphDetector,
+    RegionBoxes,
+    to_image_pixels,
+)
 from patchloom_runtime.engines.engine import MODEL, Graph
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.samples import EXTENT

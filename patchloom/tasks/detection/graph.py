@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from patchloom.exporters.graph import FromPixels, GraphPart
 from patchloom.models.dense.detector import Detector
 from patchloom.models.network import absorb
-from patchloom_runtime.artifacts.detector import CANVAS_STEP, MASKS, REGIONS
-from patchloom_runtime.artifacts.metadata import LEVELS
+from patchloom_runtime.artifacts.detector import CANVAS_STEP, LEVELS, MASKS, REGIONS
 
 EXAMPLE_CANVAS = 4 * CANVAS_STEP, 5 * CANVAS_STEP  # pixels, for tracing with sides of any length
 MAP_NAMES = tuple(f"map{number}" for number in range(LEVELS))

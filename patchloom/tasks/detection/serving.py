@@ -1,13 +1,50 @@
 """The verb of a served detector, of a run or an artifact. An artifact is served without torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+
+from patchloom.tasks.endpoints import (
+    INTEGER,
+    NUMBER,
+    SHARE,
+    TEXT,
+    Endpoint,
+    EndpointOption,
+    OutputTensor,
+    Serving,
+    VerbFunction,
+    list_schema,
+    object_schema,
+)
 
 
-def verb_functions(model: Any) -> dict[str, Callable[..., list[dict[str, Any]]]]:
-    """Return the verb of a model: detect."""
-    return {"detect": partial(_detect, model)}
+class DetectorServing(Serving):
+    """Objects in images."""
+
+    endpoints: ClassVar[Mapping[str, Endpoint]] = {
+        "detect": Endpoint(
+            summary="Objects with their boxes, and their masks if the model predicts masks",
+            options=(EndpointOption("min_score", float, 0.5, "Minimum score of an object.", 0, 1),),
+            result=object_schema(
+                height=INTEGER,
+                width=INTEGER,
+                objects=list_schema(
+                    object_schema(
+                        label=TEXT,
+                        score=SHARE,
+                        box={"type": "array", "items": NUMBER, "description": "x0, y0, x1, y1 in pixels"},
+                        mask={"type": ["object", "null"], "description": "COCO run-length encoding: size, counts."},
+                    )
+                ),
+            ),
+            tensors={"objects": OutputTensor("BYTES", lambda result: json.dumps(result["objects"]), is_list=False)},
+        )
+    }
+
+    def functions(self, model: Any) -> dict[str, VerbFunction]:
+        return {"detect": partial(_detect, model)}
 
 
 def _detect(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -8,6 +8,6 @@ TASK = Task(
     model="patchloom.tasks.classification.model:ClassifierLoader",
     report="patchloom.tasks.embedding.report:EmbeddingReporting",
     export="patchloom.tasks.classification.export:ClassifierSubject",
-    serving="patchloom.tasks.classification.serving:verb_functions",
+    serving="patchloom.tasks.classification.serving:ClassifierServing",
     whole_images=True,
 )

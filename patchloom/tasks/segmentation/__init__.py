@@ -10,6 +10,6 @@ TASK = Task(
     model="patchloom.tasks.segmentation.model:SegmenterLoader",
     report="patchloom.tasks.segmentation.report:SegmentationReporting",
     export="patchloom.tasks.segmentation.export:SegmenterSubject",
-    serving="patchloom.tasks.segmentation.serving:verb_functions",
+    serving="patchloom.tasks.segmentation.serving:SegmenterServing",
     refusal="is about whole images; leave it out where pixels are classified",
 )

@@ -2,16 +2,42 @@
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from patchloom.report.pictures.overlays import class_shares, index_image
+from patchloom.tasks.endpoints import (
+    INTEGER,
+    SHARE,
+    TEXT,
+    Endpoint,
+    OutputTensor,
+    Serving,
+    VerbFunction,
+    list_schema,
+    object_schema,
+)
 
 
-def verb_functions(model: Any) -> dict[str, Callable[..., list[dict[str, Any]]]]:
-    """Return the verb of a model: segment."""
-    return {"segment": partial(_segment, model)}
+class SegmenterServing(Serving):
+    """The classes of pixels."""
+
+    endpoints: ClassVar[Mapping[str, Endpoint]] = {
+        "segment": Endpoint(
+            summary="The class of every pixel",
+            result=object_schema(
+                height=INTEGER,
+                width=INTEGER,
+                classes=list_schema(object_schema(number=INTEGER, label=TEXT, share=SHARE)),
+                mask={"type": "string", "contentEncoding": "base64", "description": "A PNG of class indices."},
+            ),
+            tensors={"mask": OutputTensor("BYTES", lambda result: result["mask"], is_list=False)},
+        )
+    }
+
+    def functions(self, model: Any) -> dict[str, VerbFunction]:
+        return {"segment": partial(_segment, model)}
 
 
 def _segment(model: Any, images: Sequence[Any], _options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,6 @@ TASK = Task(
     model="patchloom.tasks.translation.model:TranslatorLoader",
     report="patchloom.tasks.translation.report:TranslationReporting",
     export="patchloom.tasks.translation.export:TranslatorSubject",
-    serving="patchloom.tasks.translation.serving:verb_functions",
+    serving="patchloom.tasks.translation.serving:TranslatorServing",
     refusal="is about images; leave it out where text is translated",
 )

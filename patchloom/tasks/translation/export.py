@@ -16,8 +16,7 @@ from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of
 from patchloom.tasks.translation.graph import state_size, translator_parts
 from patchloom.tasks.translation.run_files import load_seq2seq
 from patchloom.tasks.translation.translator import Translator
-from patchloom_runtime.artifacts.metadata import STEP, VOCABULARY, TranslationSettings
-from patchloom_runtime.artifacts.translator import BeamSearch
+from patchloom_runtime.artifacts.translator import STEP, VOCABULARY, BeamSearch, TranslationSettings
 from patchloom_runtime.engines.engine import MODEL, Graph
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.text.line_translator import Hypothesis, LineTranslator

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from patchloom.exporters.graph import GraphPart
 from patchloom.layers.sequence_mixing import AttendedSource, PositionLinear, SequenceAttention
 from patchloom.models.seq2seq import Seq2Seq
-from patchloom_runtime.artifacts.metadata import STEP
+from patchloom_runtime.artifacts.translator import STEP
 from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
 

@@ -1,1 +1,10 @@
-"""Exported models: metadata, and predictors for each task."""
+"""Exported models: `artifact.json`, `load`, and the predictors of each task."""
+
+# Task → its predictor, as module:class. A task with a predictor outside of this package adds its row.
+PREDICTORS = {
+    "classification": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
+    "embedding": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
+    "segmentation": "patchloom_runtime.artifacts.segmenter:ArtifactSegmenter",
+    "detection": "patchloom_runtime.artifacts.detector:ArtifactDetector",
+    "translation": "patchloom_runtime.artifacts.translator:ArtifactTranslator",
+}

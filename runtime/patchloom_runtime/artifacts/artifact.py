@@ -12,12 +12,11 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,10 +24,9 @@ from patchloom_runtime.artifacts.metadata import (
     FILE,
     LABELS,
     PACKED,
-    TASKS,
     ArtifactMetadata,
-    WindowSettings,
     is_artifact,
+    predictor_of,
     read_about,
     read_whole,
 )
@@ -38,12 +36,20 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import check_shape, parse_json
 
-__all__ = ["Artifact", "ArtifactClassifier", "ArtifactMetadata", "WindowSettings", "is_artifact", "load"]
+__all__ = ["Artifact", "ArtifactClassifier", "ArtifactMetadata", "is_artifact", "load"]
 BATCH = 32  # images
 
 
 class Artifact:
-    """An exported model: its graphs and its preprocessing."""
+    """An exported model: its graphs and its preprocessing.
+
+    A subclass states what the artifacts of its tasks consist of. `artifacts.PREDICTORS` lists the classes by task.
+    """
+
+    required_parts: ClassVar[tuple[str, ...]] = (MODEL,)  # graphs
+    required_files: ClassVar[tuple[str, ...]] = ()  # in addition to graphs and labels
+    takes_images: ClassVar[bool] = True  # whether `artifact.json` must have preprocessing
+    settings_shape: ClassVar[Mapping[str, Any]] = {}  # further fields of `artifact.json`, as `check_shape` takes them
 
     def __init__(
         self,
@@ -55,6 +61,11 @@ class Artifact:
     ) -> None:
         self.folder, self.about, self.labels = folder, about, labels
         self._graph, self._graphs = graph, {MODEL: graph, **other_graphs}  # by part
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> Any:
+        """Return the fields of `settings_shape` as one value. Raises ValueError if they are out of bounds."""
+        del values
 
     def __repr__(self) -> str:
         height, width = self.about.transform.image_size
@@ -137,12 +148,10 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
         check_shape(labels, list[str])
     except ValueError as error:
         raise CheckpointError(f"{folder / LABELS} is damaged: {error}. Export it again.") from error
-    module, _, attribute = TASKS[about.task].predictor.partition(":")
-    predictor: type[Artifact] = getattr(import_module(module), attribute)
     engine = ENGINES[about.to]
     with _decompressed(folder, about) as graphs_folder:
         graphs = {part: engine.open(graphs_folder, threads, part) for part in about.parts}
-    return predictor(folder, about, tuple(labels), graphs.pop(MODEL), graphs)
+    return predictor_of(about.task)(folder, about, tuple(labels), graphs.pop(MODEL), graphs)
 
 
 def check_file(folder: Path, about: ArtifactMetadata, name: str) -> None:

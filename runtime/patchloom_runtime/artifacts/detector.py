@@ -20,13 +20,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
 from patchloom_runtime.artifacts.artifact import Artifact
-from patchloom_runtime.artifacts.metadata import LEVELS, BoxLimits
 from patchloom_runtime.engines.engine import MODEL, Graph
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.images.geometry import Geometry, Size, fitting_size
@@ -34,6 +33,8 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate
 from patchloom_runtime.images.object_masks import ObjectMask, paste_mask
 
 REGIONS, MASKS = "regions", "masks"
+LEVELS = 4  # feature maps that regions are pooled from
+MOST_BOXES = 1 << 20
 DEFAULT_MIN_SCORE = 0.5  # of the objects that `predict` returns
 BATCH = 8  # images
 CANVAS_STEP = 32  # pixels: sides of cropped canvases are multiples of it
@@ -42,6 +43,22 @@ MOST_LOG_SCALE = math.log(1000 / 16)  # of an anchor's side
 COMPARED_AT_ONCE = 128  # boxes compared with all others together
 MIN_PROPOSAL_SIDE, MIN_OBJECT_SIDE = 1e-3, 1e-2  # pixels
 USUAL_SIDE, USUAL_LEVEL, FIRST_LEVEL = 224, 4, 2  # a region of 224² pixels is pooled from the map with stride 2⁴
+
+
+@dataclass(frozen=True)
+class BoxLimits:
+    """How a detector selects boxes: thresholds and counts of the exported network."""
+
+    anchors: tuple[tuple[tuple[float, ...], ...], ...]  # per feature map, centered on (0, 0)
+    before: int  # proposals per map before overlapping ones are removed
+    proposals: int  # per image
+    proposal_overlap: float  # IoU above which the less likely of two proposals is removed
+    min_score: float
+    overlap: float  # the same for objects of one class
+    most: int  # objects per image
+    cut: bool  # whether the canvas is cropped to its largest image
+    short: int = 0  # limit on the short side of an image in pixels; 0: only the canvas limits it
+    long: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +88,38 @@ class RegionBoxes:
 class ArtifactDetector(Artifact):
     """An exported detector."""
 
+    required_parts: ClassVar[tuple[str, ...]] = (MODEL, REGIONS)
+    settings_shape: ClassVar[Mapping[str, Any]] = {
+        "detection": {
+            "anchors": list[list[list[float]]],
+            "before": int,
+            "proposals": int,
+            "proposal_overlap": float,
+            "min_score": float,
+            "overlap": float,
+            "most": int,
+            "cut": bool,
+            "short": int,
+            "long": int,
+        }
+    }
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        limits = self.about.detection
-        assert limits is not None
-        self._limits, self._detector = limits, GraphDetector(self._graphs, limits)
+        self._limits: BoxLimits = self.about.settings
+        self._detector = GraphDetector(self._graphs, self._limits)
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> BoxLimits:
+        settings = {name: values["detection"][name] for name in BoxLimits.__dataclass_fields__}
+        anchors = settings.pop("anchors")
+        shares = [settings[name] for name in ("proposal_overlap", "min_score", "overlap")]
+        counts = [settings[name] for name in ("before", "proposals", "most", "short", "long")]
+        boxes = [box for around in anchors for box in around]
+        fits = len(anchors) == LEVELS + 1 and all(anchors) and all(len(box) == 4 for box in boxes)
+        if not fits or not all(0 <= share <= 1 for share in shares) or not all(0 <= n <= MOST_BOXES for n in counts):
+            raise ValueError(f"detection has anchors for {len(anchors)} maps and the settings {settings}")
+        return BoxLimits(tuple(tuple(tuple(map(float, box)) for box in around) for around in anchors), **settings)
 
     @with_near_options
     def predict(self, images: ImagesLike, *, min_score: float = DEFAULT_MIN_SCORE) -> Any:

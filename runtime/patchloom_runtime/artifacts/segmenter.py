@@ -6,14 +6,16 @@ at a time. A run that resizes images (`short_side`) does so with torch, an artif
 most 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
 from patchloom_runtime.artifacts.artifact import Artifact
+from patchloom_runtime.artifacts.metadata import MOST_PIXELS
 from patchloom_runtime.errors import with_near_options
 from patchloom_runtime.images.geometry import Size, resized_rows, short_side_factor
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
@@ -23,8 +25,27 @@ MOST_IN_TILE = 16 << 20  # values per tile of logits: 64 MiB
 MOST_IN_BATCH = 1 << 20  # pixels of windows per call of the graph
 
 
+@dataclass(frozen=True)
+class WindowSettings:
+    """How a graph with a fixed input size is applied to images of any size."""
+
+    stride: tuple[int, int] = (1, 1)  # pixels between windows, down and right
+    short_side: int = 0  # to which images are resized; 0: not resized
+
+
 class ArtifactSegmenter(Artifact):
     """An exported segmentation model."""
+
+    settings_shape: ClassVar[Mapping[str, Any]] = {"windows?": {"stride": list[int], "short_side": int}}
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> WindowSettings:
+        if "windows" not in values:
+            return WindowSettings()
+        stride, side = values["windows"]["stride"], values["windows"]["short_side"]
+        if len(stride) != 2 or not all(0 < step <= MOST_PIXELS for step in stride) or not 0 <= side <= MOST_PIXELS:
+            raise ValueError(f"windows have a stride of {stride} pixels and a short side of {side}")
+        return WindowSettings((stride[0], stride[1]), side)
 
     @with_near_options
     def predict(self, images: ImagesLike) -> Any:
@@ -52,14 +73,14 @@ class ArtifactSegmenter(Artifact):
     def _input_size(self, original: Size) -> Size:
         """Return the height and width to resize an image to: at least those of a window."""
         window = self.about.transform.image_size
-        factor = short_side_factor((original[1], original[0]), self.about.windows.short_side)
+        factor = short_side_factor((original[1], original[0]), self.about.settings.short_side)
         factor = max(factor, window[0] / original[0], window[1] / original[1])
         return max(1, round(original[0] * factor)), max(1, round(original[1] * factor))
 
     def _tiles(self, pixels: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield rows of an image (H, W, 3) with their logits (K, rows, W), from top to bottom."""
         (height, width), (window, across) = pixels.shape[:2], self.about.transform.image_size
-        down, right = self.about.windows.stride
+        down, right = self.about.settings.stride
         tops, lefts = starts(height, window, down), starts(width, across, right)
         columns = np.zeros(width, np.float32)  # number of windows in a row of windows that contain each column
         for left in lefts:

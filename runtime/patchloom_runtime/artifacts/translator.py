@@ -9,33 +9,71 @@ The search is the one of `patchloom/models/beam_search.py`. Letters: B sentences
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from patchloom_runtime.artifacts.artifact import Artifact
-from patchloom_runtime.artifacts.metadata import STEP, VOCABULARY, read_whole
+from patchloom_runtime.artifacts.metadata import read_whole
 from patchloom_runtime.engines.engine import MODEL, Graph
 from patchloom_runtime.errors import NumericalError, UsageError, at_least
 from patchloom_runtime.printable import printable
 from patchloom_runtime.text.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, Hypothesis, LineTranslator
 from patchloom_runtime.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
+STEP, VOCABULARY = "step", "vocabulary.model"  # part and file
+MOST_COUNT = 1 << 20
 MIN_POSITIONS = 2  # passed to a step: some engines accept no axis of length 0 or 1
 MOST_PENALTY = 10  # beyond it the scores of long sentences overflow
+
+
+@dataclass(frozen=True)
+class TranslationSettings:
+    """Languages, limits and search settings of a translator."""
+
+    source: str  # language
+    target: str
+    longest: int  # subwords of the longest source sentence in training
+    max_length: int  # positions of the network
+    kept: int  # numbers that a decoder layer stores per position
+    beams: int  # default
+    length_penalty: float
 
 
 class ArtifactTranslator(Artifact, LineTranslator):
     """An exported translation model."""
 
+    required_parts: ClassVar[tuple[str, ...]] = (MODEL, STEP)
+    required_files: ClassVar[tuple[str, ...]] = (VOCABULARY,)
+    takes_images = False
+    settings_shape: ClassVar[Mapping[str, Any]] = {
+        "translation": {
+            "source": str,
+            "target": str,
+            "longest": int,
+            "max_length": int,
+            "kept": int,
+            "beams": int,
+            "length_penalty": float,
+        }
+    }
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = self.about.translation
-        assert settings is not None
+        settings: TranslationSettings = self.about.settings
         self.source, self.target, self.longest = settings.source, settings.target, settings.longest
         self.most_tokens, self.beams = settings.max_length, settings.beams
         self.length_penalty, self._state_size = settings.length_penalty, settings.kept
         self.vocabulary = Vocabulary.from_bytes(read_whole(self.folder / VOCABULARY))
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> TranslationSettings:
+        fields = {name: values["translation"][name] for name in TranslationSettings.__dataclass_fields__}
+        settings = TranslationSettings(**fields)
+        counts = (settings.longest, settings.max_length, settings.kept, settings.beams)
+        if not all(0 < count <= MOST_COUNT for count in counts):
+            raise ValueError(f"translation has longest, max_length, kept and beams of {counts}")
+        return settings
 
     def __repr__(self) -> str:
         summary = f"{self.about.network}, {self.about.to} {self.about.precision}, {self.source} → {self.target}"

@@ -15,8 +15,7 @@ from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.export import export
 from patchloom.tasks.translation.graph import state_size, translator_parts
-from patchloom_runtime.artifacts.metadata import STEP
-from patchloom_runtime.artifacts.translator import BeamSearch
+from patchloom_runtime.artifacts.translator import STEP, BeamSearch
 from patchloom_runtime.engines.engine import ENGINES, MODEL
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.text.vocabulary import EOS, PAD
