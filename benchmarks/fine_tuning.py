@@ -21,9 +21,9 @@ from statistics import mean, stdev
 
 KINDS = {
     "fine-tuned": ("--init", "{init}", "--time", "{time}"),
-    "from scratch": ("--model", "{network}", "--size", "160", "--time", "{time}"),
-    "resmlp_s12": ("--model", "resmlp_s12", "--time", "{time}"),
-    "resmlp_s12 by epochs": ("--model", "resmlp_s12", "--epochs", "{epochs}"),
+    "from scratch": ("--init", "none", "--model", "{network}", "--size", "160", "--time", "{time}"),
+    "resmlp_s12": ("--init", "none", "--model", "resmlp_s12", "--time", "{time}"),
+    "resmlp_s12 by epochs": ("--init", "none", "--model", "resmlp_s12", "--epochs", "{epochs}"),
     "resmlp_s12 distilled": ("--model", "resmlp_s12", "--epochs", "{epochs}", "--teacher", "{teacher}"),
 }
 TEACHER = "fine-tuned"

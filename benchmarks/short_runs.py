@@ -180,6 +180,7 @@ def _train(job: Job, out: str, changes: list[str]) -> dict[str, Any]:
             job.data,
             out=str(folder),
             device="cpu",
+            init="none",
             set=fields,
             **({"time": value} if kind == "time" else {"epochs": int(value)}),
         )

@@ -62,8 +62,13 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test's scans see is not kept in the user's folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(next(_caches)))
+    """Nothing is kept in the user's folder, and weights that lie there are not fine-tuned by `--init auto`."""
+    from huggingface_hub import constants
+
+    folder = next(_caches)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "huggingface"))
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """`patchloom train DATA`: from images, or sentence pairs, to a trained model, its numbers and a report."""
 
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Annotated, Any
@@ -29,7 +31,8 @@ def train(options: TrainOptions) -> None:
     from patchloom.cli.output import is_quiet, print_json, print_result
     from patchloom.training.run import run_training
 
-    result = run_training(options.settings(), dry_run=options.dry_run, say=print, started=started)
+    ask = None if options.as_json or is_quiet() else _asker()
+    result = run_training(options.settings(), dry_run=options.dry_run, say=print, started=started, ask=ask)
     if options.as_json:
         print_json(result.summary())
     elif is_quiet():
@@ -40,6 +43,21 @@ def _summary_line(summary: dict[str, Any]) -> str:
     """Return the line of a quiet command: the run folder and its numbers."""
     numbers = {name: value for name, value in summary.items() if isinstance(value, float)}
     return "  ".join([summary["folder"], *(f"{name} {value:.4g}" for name, value in numbers.items())])
+
+
+def _asker() -> Callable[[str], bool] | None:
+    """Return a function that asks a question on the terminal; None if nobody would answer."""
+    is_one_of_several = "RANK" in os.environ or "SLURM_PROCID" in os.environ
+    if is_one_of_several or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+
+    def ask(question: str) -> bool:
+        try:
+            return input(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
+        except EOFError:  # Ctrl-D
+            return False
+
+    return ask
 
 
 def _announce(data: str) -> None:

@@ -82,6 +82,11 @@ STRENGTHS = (
 BASES = ("model.image_size", "model.options.patch_size", "model.options.dim", "schedule.epochs", "optim.batch_size")
 
 
+def pretrained_network(device: str) -> str:
+    """Return the network whose published weights are fine-tuned by default."""
+    return "resmlp_s24" if device == "cuda" else "resmlp_s12"
+
+
 def strength_for(epochs: int) -> Strength:
     """Return the row of `STRENGTHS` for a run of `epochs` epochs."""
     return next(row for row in STRENGTHS if epochs >= row.epochs)
@@ -162,9 +167,10 @@ def _network(
 ) -> list[Reason]:
     if model:
         reasons = [Reason("model.name", model, "as requested")]
-    elif device == "cuda" and (pretrained or images >= 200_000):
-        why = "starts from trained weights" if pretrained else f"{images:,} images are enough for 24 layers"
-        reasons = [Reason("model.name", "resmlp_s24", why)]
+    elif pretrained:
+        reasons = [Reason("model.name", pretrained_network(device), "starts from trained weights")]
+    elif device == "cuda" and images >= 200_000:
+        reasons = [Reason("model.name", "resmlp_s24", f"{images:,} images are enough for 24 layers")]
     else:
         reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and sufficient for small datasets")]
     name = reasons[0].value

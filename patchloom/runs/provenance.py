@@ -26,6 +26,7 @@ _SHAPE = {
     "place?": str | None,
     "init?": str | None,
     "init_weights?": str,
+    "automatic_init?": bool,
     "options?": list[str],
 }
 
@@ -45,6 +46,7 @@ class Provenance:
     place: str | None = None  # absolute path or spec of the data; None if it was not stored
     init: str | None = None  # value of --init, '' for none; None if it was not stored
     init_weights: str = ""  # digest of the initial weights
+    automatic_init: bool = False  # whether `--init auto` chose `init`
     options: tuple[str, ...] = ()  # recipe fields that the command set
 
     def is_of(self, other: "Provenance") -> bool:

@@ -36,6 +36,8 @@ class OpenedSettings(TrainingSettings):
     source: Source | None = None
 
 
+AUTOMATIC, SCRATCH = "auto", "none"  # values of --init that name no weights
+
 # Settings that are about the labels of whole images.
 LABEL_OPTIONS = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
 
@@ -62,6 +64,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # fields of a named recipe that do not suit the data
     time_s: float | None = None  # time to plan the run into; None if its epochs are known
+    offer: str = ""  # published weights that could be downloaded and fine-tuned instead, if --init is auto
 
     @property
     def examples(self) -> "TrainingExamples":
@@ -110,6 +113,11 @@ def method_of_settings(settings: TrainingSettings) -> str | None:
     """Return objective.method from --set or the recipe; None if `auto` chooses the recipe."""
     base = base_recipe(settings.recipe, settings.model)
     return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
+
+
+def named_start(init: str | None) -> str | None:
+    """Return the weights that --init names; None for auto and none."""
+    return None if init in (AUTOMATIC, SCRATCH) else init
 
 
 def train_share_of_settings(settings: TrainingSettings) -> float:

@@ -62,7 +62,7 @@ def default_folder(
     number, why = 1, ""
     while True:
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        before = _before(folder)
+        before = recorded(folder)
         if folder in taken:
             why = why or taken[folder]
         elif init and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
@@ -76,7 +76,7 @@ def default_folder(
 
 def refuse_other_data(folder: Path, record: Provenance) -> None:
     """Raise DataError if the folder holds a run on other data."""
-    before = _before(folder)
+    before = recorded(folder)
     if before and not before.is_of(record):
         was = before.place or f"{before.train:,} + {before.val:,} images, {_some(before.classes)}"
         raise DataError(
@@ -86,7 +86,7 @@ def refuse_other_data(folder: Path, record: Provenance) -> None:
 
 def refuse_other_start(folder: Path, record: Provenance) -> None:
     """Raise OtherRunError if the run began from other weights."""
-    before = _before(folder)
+    before = recorded(folder)
     if before is None or before.init is None or before.init_weights == record.init_weights:
         return
     was, now = (f"--init {init}" if init else "random weights" for init in (before.init, record.init))
@@ -96,7 +96,7 @@ def refuse_other_start(folder: Path, record: Provenance) -> None:
 
 def refuse_fewer_options(folder: Path, record: Provenance) -> None:
     """Raise OtherRunError if the run began with options that this command does not have."""
-    before = _before(folder)
+    before = recorded(folder)
     missing = sorted(set(before.options) - set(record.options)) if before else []
     if missing:
         raise OtherRunError(f"{folder} began with {', '.join(missing)} set", "repeat the command that began it")
@@ -127,7 +127,7 @@ def changes_since(folder: Path, record: Provenance) -> list[str]:
     return []
 
 
-def _before(folder: Path) -> Provenance | None:
+def recorded(folder: Path) -> Provenance | None:
     """Return the record of the run in `folder`; None if it cannot be read, which `changes_since` notes."""
     try:
         return read_provenance(folder)

@@ -45,8 +45,12 @@ class TrainingSettings:
     size: Annotated[int | None, Option("Image size in pixels.")] = None
     init: Annotated[
         str | None,
-        Option("Start from a run, published weights (in1k, resmlp_s12:in1k) or a file.", complete="run"),
-    ] = None
+        Option(
+            "Start from a run, published weights (in1k, resmlp_s12:in1k) or a file; none: random; "
+            "auto: downloaded weights, if any.",
+            complete="run",
+        ),
+    ] = "auto"
     labels: Annotated[str | None, Option("Labels file (path,label) for a folder of images.")] = None
     out: Annotated[str | None, Option("Run folder. Default: runs/NAME-OF-DATA.")] = None
     device: Annotated[str, Option("cpu, cuda or cuda:1; auto uses a GPU if there is one.")] = "auto"

@@ -150,6 +150,10 @@ class Training(TaskPart, ABC, Generic[P]):
         """Return the plan with another number of epochs and what depends on it; needed for --time."""
         raise NotImplementedError
 
+    def with_start(self, plan: P, init: str) -> P:
+        """Return the plan of a new run with initial weights; needed if the plan has an offer."""
+        raise NotImplementedError
+
     @abstractmethod
     def network(self, plan: P) -> "nn.Module":
         """Build the network with random or initial weights."""

@@ -17,6 +17,7 @@ from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.machine import device_kind, resolve_device
+from patchloom.models.pretrained.table import weights_named
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
     CheckpointFolder,
@@ -84,8 +85,12 @@ def run_training(
     dry_run: bool = False,
     say: Callable[[str], None] = print,
     started: float | None = None,
+    ask: Callable[[str], bool] | None = None,
 ) -> TrainingResult:
-    """Plan a run, print the plan, train and report. A time budget counts from `started` (default: now)."""
+    """Plan a run, print the plan, train and report. A time budget counts from `started` (default: now).
+
+    `ask` answers a question of `--init auto`: whether to download weights. Without it nothing is downloaded.
+    """
     device = resolve_device(settings.device)
     device_kind(device)  # raises before the data are scanned
     started = clock.perf_counter() if started is None else started
@@ -96,6 +101,11 @@ def run_training(
             raise
         say(f"note: {error}")
         plan = make_plan(replace(settings, out=None), device)
+    if plan.offer and ask and not dry_run:
+        weights, since = weights_named(plan.offer), clock.perf_counter()
+        accepted = ask(f"Fine-tune published weights ({weights.name}) instead? {weights.size} download")
+        started += clock.perf_counter() - since  # a time budget does not include the user's
+        plan = plan.task.training.with_start(plan, weights.name) if accepted else plan
     processes = Processes(plan.recipe.precision, device=device)
     say = printer(say) if processes.is_main else silent
     with ExitStack() as stack:

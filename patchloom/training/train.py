@@ -22,7 +22,7 @@ def train(
     epochs: int | None = None,
     time: str | None = None,
     size: int | None = None,
-    init: str | None = None,
+    init: str | None = "auto",
     labels: str | None = None,
     out: str | None = None,
     device: str = "auto",
@@ -63,7 +63,8 @@ def train(
         recipe          published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
         task            'classify', 'segment' or 'detect'; that of the recipe or the data by default
         teacher         distill from a run, 'timm:NAME', 'torchvision:NAME' …
-        init            start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file
+        init            start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
+                        'auto': published weights that were downloaded before, if any
         epochs          passes over the data
         size            image size in pixels
         batch           images per update over all devices (translation: tokens)

@@ -7,6 +7,7 @@ from typing import Any
 
 from patchloom.evaluation.classification import ClassificationReport, overfitting_note
 from patchloom.runs.metrics import read_metrics
+from patchloom.tasks.images.automatic_start import FEW_IMAGES, fine_tuning_advice, may_start_from_weights
 from patchloom.tasks.images.report import image_page
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import Reporting, TaskPage
@@ -19,10 +20,14 @@ class ClassificationReporting(Reporting):
         return f"top-1 {metrics['top1']:.2f} %"
 
     def result_lines(self, plan: Any, report: ClassificationReport) -> Iterator[str]:
-        """Yield a warning if the training images were memorized."""
+        """Yield a warning if the training images were memorized, and advice if they are few to train from scratch."""
         records = read_metrics(plan.folder / "metrics.jsonl")
         if note := overfitting_note(records, report, pretrained=bool(plan.settings.init)):
             yield f"warning: {note}"
+        images, settings = len(plan.splits.train), plan.settings
+        fine_tunes = settings.init or not may_start_from_weights(settings, plan.opened.median_side)
+        if not fine_tunes and images < FEW_IMAGES and not settings.model:
+            yield fine_tuning_advice(images, f"patchloom train {shlex.quote(settings.data_text)} --init in1k")
 
     def next_commands(self, plan: Any) -> Sequence[str]:
         folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)

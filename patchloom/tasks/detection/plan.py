@@ -65,6 +65,7 @@ class DetectionPlanner(ImagePlanner):
     plan_type = DetectionPlan
     levels_are_of_labels = False  # but of the objects
     fits_recipes = False
+    starts_at_one_size = False
 
     def source(self, source: Source, settings: TrainingSettings) -> Source:
         refuse_unread(settings, LABEL_OPTIONS, self.task.refusal)

@@ -31,13 +31,21 @@ from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
 from patchloom.runs.locate import find_run
 from patchloom.runs.provenance import LEFT_OUT, Provenance, provenance_of
+from patchloom.tasks.images.automatic_start import (
+    MOST_MULTIPLY_ADDS,
+    cached_starts,
+    may_start_from_weights,
+    offered_start,
+)
 from patchloom.tasks.images.init_weights import InitWeights, find_init_weights
-from patchloom.tasks.images.networks import make_network, teacher_names
+from patchloom.tasks.images.networks import make_backbone, make_network, teacher_names
 from patchloom.tasks.plan import (
+    AUTOMATIC,
     OpenedSettings,
     Plan,
     check_numbers,
     method_of_settings,
+    named_start,
     placed,
     same_run,
     seconds_of,
@@ -45,6 +53,7 @@ from patchloom.tasks.plan import (
 )
 from patchloom.tasks.provenance import (
     changes_since,
+    recorded,
     refuse_fewer_options,
     refuse_other_data,
     refuse_other_start,
@@ -52,7 +61,7 @@ from patchloom.tasks.provenance import (
 )
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.tasks.task import Task
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural
 
@@ -104,6 +113,7 @@ class ImagePlan(Plan):
         tested = (
             f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data_text)} --split test"
         )
+        is_auto = self.record is not None and self.record.automatic_init
         listed = f"all: {_check_command(self.settings)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         return [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate"
@@ -113,6 +123,7 @@ class ImagePlan(Plan):
             *(f"           note: {note}" for note in self.notes),
             f"model      {r.model.name} at {r.model.image_size} px{self._cost_text()}",
             *([f"init       {self.start.text(r, s.classes.names)}"] if self.start else _published_start(self)),
+            *(["           (auto: these weights are in the cache; --init none starts from random ones)"] * is_auto),
         ]
 
     def _targets_text(self) -> str:
@@ -177,6 +188,7 @@ class ImagePlanner:
     plan_type: ClassVar[type[ImagePlan]] = ImagePlan
     levels_are_of_labels: ClassVar[bool] = True  # else `source` applies --level
     fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
+    starts_at_one_size: ClassVar[bool] = True  # whether `--init auto` may choose a network for images of one size
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -208,6 +220,8 @@ class ImagePlanner:
 def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) -> ImagePlan:
     """Plan a run on images. Errors in options, recipe and data are raised here, before any work."""
     check_numbers(settings)
+    chooses_start = settings.init == AUTOMATIC
+    settings = replace(settings, init=named_start(settings.init))
     source = planner.source(_find_source(settings), settings)
     labeled = planner.needs_labels(settings)
     if labeled and len(source.train) and np.all(source.train.labels == UNLABELED):
@@ -229,40 +243,59 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         opened = opened.changed(splits=share_of_train(whole, share))
     record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
     record = replace(record, options=options_set(settings))
-    folder, why, begun, time_s, resolved = placed(
-        settings, record.is_of, lambda folder, why: _in_folder(planner, opened, resolved, record, folder, why)
-    )
+    planned = _PlacedRun(opened, resolved, record)
+
+    def in_folder(folder: Path, why: str) -> _PlacedRun:
+        return _in_folder(planner, planned, folder, why, chooses_start=chooses_start)
+
+    run = placed(settings, record.is_of, in_folder)
+    opened, resolved, record = run.opened, run.resolved, run.record
     splits = opened.splits
-    notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
+    notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(run.folder, record))
     notes += planner.fault_notes(scan, settings) if scan else ()
     unreadable = tuple(scan.unreadable) if scan else ()
     plan = planner.plan_type(
         task=planner.task,
-        settings=settings,
+        settings=opened.settings,
         recipe=resolved.recipe,
         choices=resolved.choices,
-        folder=folder,
-        why_folder=why,
+        folder=run.folder,
+        why_folder=run.why,
         record=record,
         left_out=[(bad.place.where, bad.reason) for bad in unreadable],
         notes=notes,
-        time_s=time_s,
+        time_s=run.time_s,
+        offer=_offer(run) if chooses_start else "",
         splits=replace(splits, notes=notes),
         cost=resolved.cost,
         opened=opened,
         unreadable=unreadable,
         start=resolved.start,
     )
-    return replace(plan, advice=() if begun else _advice(planner, plan))
+    return replace(plan, advice=() if run.has_begun else _advice(planner, plan))
 
 
-def _in_folder(
-    planner: ImagePlanner, opened: OpenedImages, resolved: Resolved, record: Provenance, folder: Path, why: str
-) -> tuple[Path, str, Recipe | None, float | None, Resolved]:
+@dataclass(frozen=True)
+class _PlacedRun:
+    """A run as it would be in a folder."""
+
+    opened: OpenedImages
+    resolved: Resolved
+    record: Provenance
+    folder: Path = Path()
+    why: str = ""  # why it is this folder
+    has_begun: bool = False
+    time_s: float | None = None
+
+
+def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *, chooses_start: bool) -> _PlacedRun:
     """Return the run as it would be in a folder; raise OtherRunError if that holds another run."""
-    settings, time_s = opened.settings, seconds_of(opened.settings.time)
-    refuse_other_data(folder, record)
+    refuse_other_data(folder, run.record)
     begun = read_recipe(folder) if folder.is_dir() else None
+    if chooses_start:
+        run = _resumed_start(planner, run, folder) if begun else _cached_start(planner, run)
+    opened, resolved, record = run.opened, run.resolved, run.record
+    settings, time_s = opened.settings, seconds_of(opened.settings.time)
     if time_s and begun:  # its epochs were planned when it began
         why_epochs = f"auto: as the run in {folder} began; --epochs trains longer"
         epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
@@ -270,11 +303,76 @@ def _in_folder(
     if begun and begun.name == resolved.recipe.name:
         recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
         resolved = replace(resolved, recipe=recipe, choices=choices)
-    same_run(folder, resolved.recipe)
     refuse_other_start(folder, record)
+    same_run(folder, resolved.recipe)
     if settings.out is None:
         refuse_fewer_options(folder, record)
-    return folder, why, begun, time_s, resolved
+    return replace(run, resolved=resolved, folder=folder, why=why, has_begun=begun is not None, time_s=time_s)
+
+
+def _started(planner: ImagePlanner, run: _PlacedRun, init: str) -> _PlacedRun:
+    """Return the run with these initial weights."""
+    opened = run.opened.changed(settings=replace(run.opened.settings, init=init))
+    record = replace(starting_record(run.record, opened.settings.data, init), automatic_init=True)
+    return replace(run, opened=opened, resolved=planner.resolve(opened), record=record)
+
+
+def _resumed_start(planner: ImagePlanner, run: _PlacedRun, folder: Path) -> _PlacedRun:
+    """Return the run with the weights that `--init auto` chose when it began."""
+    before = recorded(folder)
+    return _started(planner, run, before.init) if before and before.automatic_init and before.init else run
+
+
+def _cached_start(planner: ImagePlanner, run: _PlacedRun) -> _PlacedRun:
+    """Return the run with the first weights in the caches that suit it, or unchanged if there are none."""
+    settings, kind = run.opened.settings, run.opened.facts().device
+    if not may_start_from_weights(settings, run.opened.median_side):
+        return run
+    for name in cached_starts(settings.recipe_changes().get("model.name", settings.model), kind):
+        try:
+            started = _started(planner, run, name)
+        except PatchloomError:  # a damaged file, or a network that patchloom does not have
+            continue
+        if _suits(planner, started.resolved, kind):
+            return started
+    return run
+
+
+def _suits(planner: ImagePlanner, resolved: Resolved, kind: str) -> bool:
+    """Return whether the weights can be used at the size of the recipe, by a network that is not too large."""
+    start, recipe = resolved.start, resolved.recipe
+    if start is None or resolved.cost.multiply_adds > MOST_MULTIPLY_ADDS[kind]:
+        return False
+    with torch.device("meta"):
+        network = make_backbone(recipe)
+    if not planner.starts_at_one_size and not network.any_resolution:
+        return False
+    return start.image_size == recipe.model.image_size or network.resamples
+
+
+def _offer(run: _PlacedRun) -> str:
+    """Return published weights that the user may want to download, if the run is new and starts from random ones."""
+    settings, opened = run.opened.settings, run.opened
+    if run.has_begun or settings.init or not may_start_from_weights(settings, opened.median_side):
+        return ""
+    return offered_start(run.resolved.recipe.model.name if settings.model else None, opened.facts().device)
+
+
+def with_start(planner: ImagePlanner, plan: ImagePlan, init: str) -> ImagePlan:
+    """Return the plan of a new run with initial weights, which are downloaded if needed."""
+    assert plan.record is not None
+    run = _started(planner, _PlacedRun(plan.opened, planner.resolve(plan.opened), plan.record), init)
+    return replace(
+        plan,
+        settings=run.opened.settings,
+        opened=run.opened,
+        record=run.record,
+        recipe=run.resolved.recipe,
+        choices=run.resolved.choices,
+        cost=run.resolved.cost,
+        start=run.resolved.start,
+        offer="",
+    )
 
 
 def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice) -> ImagePlan:

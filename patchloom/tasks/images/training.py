@@ -22,7 +22,7 @@ from patchloom.runs.provenance import write_left_out, write_provenance
 from patchloom.runs.weights import refuse_bad
 from patchloom.tasks.images.fitted_head import MOST_IMAGES, fit_head, fits_head
 from patchloom.tasks.images.networks import fix_scales, initialize, make_network, make_teacher
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, plan_images, preprocessing_of, with_epochs
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, plan_images, preprocessing_of, with_epochs, with_start
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.task import Training
 from patchloom_runtime.errors import CheckpointError, DataError
@@ -41,6 +41,9 @@ class ImageTraining(Training[ImagePlan]):
     def with_epochs(self, plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
         del device
         return with_epochs(self.planner_type(self.task), plan, epochs)
+
+    def with_start(self, plan: ImagePlan, init: str) -> ImagePlan:
+        return with_start(self.planner_type(self.task), plan, init)
 
     def average(self, plan: ImagePlan, network: Any, loader: Any) -> Ema | None:
         """Return the exponential moving average of the weights, if the recipe has one."""

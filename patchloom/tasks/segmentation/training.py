@@ -42,6 +42,7 @@ class SegmentationPlanner(ImagePlanner):
 
     levels_are_of_labels = False
     fits_recipes = False
+    starts_at_one_size = False
 
     def source(self, source: Source, settings: TrainingSettings) -> Source:
         refuse_unread(settings, LABEL_OPTIONS, self.task.refusal)

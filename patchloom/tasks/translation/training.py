@@ -20,7 +20,7 @@ from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import override
 from patchloom.runs.config import is_run
 from patchloom.runs.provenance import Provenance, write_left_out, write_provenance
-from patchloom.tasks.plan import TrainingSettings, check_numbers, placed, refuse_unread, same_run
+from patchloom.tasks.plan import TrainingSettings, check_numbers, named_start, placed, refuse_unread, same_run
 from patchloom.tasks.provenance import place_of, refuse_other_data, refuse_other_start, starting_record
 from patchloom.tasks.task import Training
 from patchloom.tasks.translation.evaluation import TextEvaluation, evaluate_pairs
@@ -56,6 +56,7 @@ class TranslationTraining(Training[TextPlan]):
         """Plan a run; the whole text is read once."""
         del device
         check_numbers(settings)
+        settings = replace(settings, init=named_start(settings.init))
         refuse_unread(settings, _IMAGE_OPTIONS, self.task.refusal)
         if settings.time:
             raise UsageError(
