@@ -12,6 +12,8 @@ from patchloom.tasks.images.report import image_page
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import Reporting, TaskPage
 
+GOOD_TOP1 = 95.0  # percent; above, there is little to gain from pretrained weights
+
 
 class ClassificationReporting(Reporting):
     """Accuracy, mistakes and pictures of the network."""
@@ -26,7 +28,7 @@ class ClassificationReporting(Reporting):
             yield f"warning: {note}"
         images, settings = len(plan.splits.train), plan.settings
         fine_tunes = settings.init or not may_start_from_weights(settings, plan.opened.median_side)
-        if not fine_tunes and images < FEW_IMAGES and not settings.model:
+        if not fine_tunes and images < FEW_IMAGES and report.top(1) < GOOD_TOP1 and not settings.model:
             yield fine_tuning_advice(images, f"patchloom train {shlex.quote(settings.data_text)} --init in1k")
 
     def next_commands(self, plan: Any) -> Sequence[str]:

@@ -30,7 +30,7 @@ CPU = {"device": "cpu", "workers": 0}
 
 def photos(root: Path, side: int = 64) -> Path:
     chance = np.random.default_rng(0)
-    for name, tint in (("dark", 20), ("bright", 180)):
+    for name, tint in (("one", 20), ("other", 20)):
         (root / name).mkdir(parents=True)
         for i in range(8):
             pixels = (chance.integers(0, 60, (side, side, 3)) + tint).astype(np.uint8)
