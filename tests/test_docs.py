@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), names)
     assert names["vector"].shape == names["vectors"][0].shape

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
 import pytest
@@ -19,7 +18,7 @@ from patchloom.cli.index import IndexOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
 from patchloom.cli.sweep import SweepOptions
-from patchloom.data.sources.specs import Spec
+from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom.options import Option
@@ -68,7 +67,7 @@ def test_train_takes_the_settings_of_a_training() -> None:
     assert list(own) == list(fields), f"train and TrainingSettings differ in {set(own) ^ set(fields)}; {add}"
     for name, field in fields.items():
         if name == "data":
-            assert own[name].annotation == Spec | Sequence[Spec]
+            assert own[name].annotation == Data
             continue
         default, kind = own[name].default, hints[field.name]
         if field.default_factory is not dataclasses.MISSING:  # a new value each time: None stands for it

@@ -9,6 +9,7 @@ from patchloom_runtime.errors import with_near_options
 
 # Imported where they are used: predicting does not need them.
 if TYPE_CHECKING:
+    from patchloom.data.sources.specs import Data
     from patchloom.inference.classifier import Classifier
     from patchloom.inference.evaluations import Evaluation, SweepPoint
     from patchloom.inference.probes import Probes
@@ -20,7 +21,7 @@ class EvaluationMethods:
     @with_near_options
     def evaluate(
         self,
-        data: str,
+        data: "Data",
         *,
         split: str | None = None,
         size: int | None = None,
@@ -58,7 +59,7 @@ class EvaluationMethods:
     @with_near_options
     def probe(
         self,
-        data: str,
+        data: "Data",
         *,
         knn: Sequence[int] = (),
         linear: bool = False,
@@ -91,7 +92,7 @@ class EvaluationMethods:
     @with_near_options
     def sweep(
         self,
-        data: str,
+        data: "Data",
         over: Literal["crop", "size"],
         values: Sequence[float] | None = None,
         *,

@@ -22,6 +22,7 @@ from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress, 
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import check_split, find_source, match_source, split_source
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.splits import match
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
@@ -69,7 +70,7 @@ class EvaluationSettings:
         """Return the settings among the arguments of a function (its `locals()`); other arguments are ignored."""
         return cls(**{name: value for name, value in arguments.items() if name in cls.__dataclass_fields__})
 
-    def open(self, data: str, classifier: "Classifier") -> LabeledImages:
+    def open(self, data: Data, classifier: "Classifier") -> LabeledImages:
         """Open the images to evaluate one classifier on."""
         return EvaluationData(data, self, [classifier.folder]).open(classifier)
 
@@ -99,8 +100,8 @@ class EvaluationData:
     trained on these data, if there is one and the settings do not choose other images.
     """
 
-    def __init__(self, data: str, settings: EvaluationSettings, folders: Iterable[Path | None] = ()) -> None:
-        self._data, self._settings = data, settings
+    def __init__(self, data: Data, settings: EvaluationSettings, folders: Iterable[Path | None] = ()) -> None:
+        self._data, self._settings = as_spec(data), settings
         self._sources: dict[Reading, Source] = {}
         by_default = settings.split is None and settings.level is None and not settings.v2
         held_out = (self.held_out_by(folder) for folder in folders if folder is not None and by_default)
@@ -242,7 +243,7 @@ class SweepPoint:
 
 def sweep_on(
     classifier: "Classifier",
-    data: str,
+    data: Data,
     settings: EvaluationSettings,
     *,
     over: Literal["crop", "size"],

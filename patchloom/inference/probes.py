@@ -9,6 +9,7 @@ import numpy as np
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.datasets import ImageSet
 from patchloom.data.sources.source import open_data
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import NeighborReport, check_neighbors, knn
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
@@ -55,11 +56,12 @@ class Probes:
         return html_card("Probes", columns=("measure", "value"), rows=rows, notes=self.notes)
 
 
-def probe_on(classifier: "Classifier", data: str, settings: EvaluationSettings, probes: ProbeSettings) -> Probes:
+def probe_on(classifier: "Classifier", data: Data, settings: EvaluationSettings, probes: ProbeSettings) -> Probes:
     """Fit probes to the train split of `data` and test them on val; the classes are those of the data."""
     neighbors, epochs, shots = probes.neighbors, probes.linear_sgd, probes.few_shot
     if not neighbors and not probes.linear and epochs is None and shots is None:
         raise UsageError("no probe is chosen; pass knn, linear, linear_sgd or few_shot")
+    data = as_spec(data)
     reading = classifier.reading_of(data, settings.reading)
     splits = open_data(data, strict=settings.strict, reading=reading, level=settings.level)
     names = splits.classes.names

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from patchloom.data.checking.survey import Survey
-from patchloom.data.datasets import Splits
+from patchloom.data.datasets import LabeledImages, Splits
 from patchloom.disk import atomic_write
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom_runtime.errors import CheckpointError
@@ -42,7 +42,7 @@ class Provenance:
     train: int  # images
     val: int
     rows: str  # digest of image names and classes, in order
-    contents: str  # digest of the image files; '' if there are none
+    contents: str  # digest of the image files, or the fingerprint of images that are not files; '' if there is none
     place: str | None = None  # absolute path or spec of the data; None if it was not stored
     init: str | None = None  # value of --init, '' for none; None if it was not stored
     init_weights: str = ""  # digest of the initial weights
@@ -64,8 +64,14 @@ def provenance_of(splits: Splits, survey: Survey | None = None) -> Provenance:
             rows.update(line.encode("utf-8", "surrogateescape"))
         rows.update(b"\0")
     digests = b"".join(digest for split in ("train", "val") for digest in survey.digests(split)) if survey else b""
-    contents = hashlib.sha256(digests).hexdigest() if survey else ""
+    contents = hashlib.sha256(digests).hexdigest() if survey else _fingerprints(splits)
     return Provenance(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
+
+
+def _fingerprints(splits: Splits) -> str:
+    """Return the fingerprints of images that are not scanned."""
+    stores = [images.images for images in (splits.train, splits.val) if isinstance(images, LabeledImages)]
+    return " ".join(dict.fromkeys(filter(None, (store.fingerprint for store in stores))))
 
 
 def read_provenance(folder: Path) -> Provenance | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.disk import temporary_folder
 from patchloom.exporters.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
 from patchloom.exporters.formats import GraphFormat, PageFormat, format_for, format_named
@@ -25,7 +26,7 @@ def export(
     out: str,
     *,
     to: str | None = None,
-    data: str | None = None,
+    data: Data | None = None,
     split: str | None = None,
     size: int | None = None,
     half: bool = False,
@@ -78,7 +79,7 @@ def export(
     source = run_folder(run)
     kind: Any = subject_type(source)
     check_precision(kind, "float16" if half else "int8" if int8 else "float32")
-    subject = kind(source, ExportSettings(data, split, size, images))
+    subject = kind(source, ExportSettings(None if data is None else as_spec(data), split, size, images))
     with temporary_folder() as temporary, new_folder(target) as folder:
         builder = ArtifactBuilder(form, subject, half=half, tolerance=tolerance)
         builder.write_graph(folder)

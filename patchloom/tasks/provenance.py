@@ -35,7 +35,7 @@ def place_of(data: Sequence[str]) -> str:
     for part in data:
         path = os.path.expanduser(part)
         is_path = os.path.exists(path) or any(sign in part for sign in "*?[{")
-        places.append(os.path.abspath(path) if is_path else part)
+        places.append(os.path.abspath(path) if is_path else str(part))
     return join_specs(places)
 
 

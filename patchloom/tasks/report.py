@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_recipe, read_run_files
 from patchloom.runs.metrics import metrics_fault, read_metrics
@@ -36,7 +37,7 @@ class ReportSettings:
 def report_run(
     folder: Path,
     *,
-    data: str | None = None,
+    data: Data | None = None,
     out: Path | None = None,
     split: str | None = None,
     reading: Reading = AS_IT_IS,
@@ -61,6 +62,7 @@ def report_run(
     record = attempted(lambda: read_run_metadata(folder), notes)
     if record is None and not notes:
         notes.append(f"{folder} has no run.json: data, time and machine of the training are unknown")
+    data = None if data is None else as_spec(data)
     settings = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
     task = task_of_run(folder)
     if v2 and not task.whole_images:

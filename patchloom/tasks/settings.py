@@ -119,8 +119,9 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         data: Any = self.data  # a single path or name may be given without a tuple
-        alone = data if isinstance(data, str | os.PathLike) else data[0] if len(data) == 1 else None
-        object.__setattr__(self, "data", tuple(split_specs(data if alone is None else alone)))
+        if isinstance(data, list | tuple) and len(data) == 1 and isinstance(data[0], str | os.PathLike):
+            data = data[0]
+        object.__setattr__(self, "data", tuple(split_specs(data)))
 
     @property
     def data_text(self) -> str:

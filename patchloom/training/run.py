@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from patchloom.data.sources.python_objects import PythonData
 from patchloom.disk import Lock, disk_errors, locked
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
@@ -231,7 +232,10 @@ def _report(
         with disk_errors(folder / "report.html"):
             write_results(plan, best, val_report, outcome, seconds=seconds or 0.0, machine=machine)
     say(f"{folder / 'report.html'}")
-    say(f"Next: {'   |   '.join(task.report.next_commands(plan))}")
+    commands = task.report.next_commands(plan)
+    if isinstance(plan.settings.data[0], PythonData):  # a command cannot name the data
+        commands = (f"patchloom.load({str(folder)!r}).predict(images)", f"patchloom.evaluate({str(folder)!r}, data)")
+    say(f"Next: {'   |   '.join(commands)}")
     return metrics
 
 

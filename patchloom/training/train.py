@@ -1,10 +1,9 @@
 """`patchloom.train`: the settings of a training run as keywords. A test holds them equal to `TrainingSettings`."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.specs import Spec, split_specs
+from patchloom.data.sources.specs import Data, split_specs
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
@@ -15,7 +14,7 @@ from patchloom_runtime.errors import with_near_options
 @renamed(changes="set", compiled="compile", trackers="log")
 @with_near_options
 def train(
-    data: Spec | Sequence[Spec],
+    data: Data,
     *,
     model: str | None = None,
     recipe: str | Recipe = "auto",
@@ -58,7 +57,8 @@ def train(
     """Train a model, as `patchloom train` does. The same call again resumes.
 
     Model and recipe
-        data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several
+        data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several;
+                        or a Dataset, (images, targets), a list of (image, target), a table, a dict of splits
         model           network (`patchloom.list_models()`); chosen for the data by default
         recipe          published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
         task            'classify', 'segment' or 'detect'; that of the recipe or the data by default

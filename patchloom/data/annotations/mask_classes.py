@@ -126,7 +126,7 @@ class _Renumbered(ImageStore):
         self.mask_names = names
         self.mask_ignore = NOT_LABELED if images.mask_dtype is np.uint8 else UNLABELED
         self.mask_dtype = images.mask_dtype
-        self.home, self.always_readable = images.home, images.always_readable
+        self.home, self.is_scanned, self.fingerprint = images.home, images.is_scanned, images.fingerprint
         self._numbers = np.array([*numbers, UNLABELED])
         self._stamp = hashlib.sha256(self._numbers.tobytes()).digest()[:8]
 

@@ -21,7 +21,7 @@ from patchloom.data.datasets import Listing, Progress, Source
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source
-from patchloom.data.sources.specs import Spec
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.images.samples import UNLABELED
@@ -45,10 +45,10 @@ _MODES = {
 
 @with_near_options
 def check(
-    spec: Spec,
+    spec: Data,
     *,
     reading: Reading = AS_IT_IS,
-    against: Spec | None = None,
+    against: Data | None = None,
     workers: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
@@ -56,13 +56,14 @@ def check(
     """Read all images of a dataset, as `open_data` would open it, or all its sentence pairs.
 
     Args:
-        spec: The dataset: a path or a name.
+        spec: The dataset: a path, a name, or Python objects.
         reading: How to read it.
         against: Another dataset. The report lists training images that its test split (or val, or all) also contains.
         workers: Number of processes (default: one per core).
         cache: Remember the result of each file, outside the data, until the file changes.
         progress: Called with the number of images done and their total.
     """
+    spec = as_spec(spec)
     sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
     if sentences and against is not None:
         raise UsageError(f"--against compares images, and {printable(spec)} holds sentence pairs")

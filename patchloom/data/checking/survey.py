@@ -119,9 +119,9 @@ def survey(
     return Survey(source, listings, places, scans, decoded)
 
 
-def is_made_in_memory(source: Source) -> bool:
-    """Return whether the source has no files, so that none can be damaged."""
-    return all(listing.images.always_readable for listing in source.listings.values())
+def is_scanned(source: Source) -> bool:
+    """Return whether training scans the source; one without files cannot be damaged."""
+    return any(listing.images.is_scanned for listing in source.listings.values())
 
 
 def name_unreadable(unreadable: Sequence[Unreadable]) -> str:

@@ -38,7 +38,8 @@ class ImageStore(ABC):
     """The images of one source, read by position. Picklable, and usable after a fork."""
 
     home: str = ""  # folder of its files, the key of the scan cache; '' for none
-    always_readable = False  # True for images in memory, which have no files that can be damaged
+    is_scanned = True  # False for images without files: training does not look for damaged ones first
+    fingerprint: str = ""  # of the contents, for images that are not scanned; '' if their names suffice
     object_names: tuple[str, ...] = ()  # class names of `boxes`; empty without boxes
     mask_names: tuple[str, ...] = ()  # class names of `mask`; empty without masks
     mask_ignore: int | None = None  # the mask class of unlabeled pixels
@@ -100,7 +101,7 @@ class ImageStore(ABC):
 class ArrayImages(ImageStore):
     """Images in memory: (N, H, W) gray or (N, H, W, 3) RGB, uint8."""
 
-    always_readable = True
+    is_scanned = False
 
     def __init__(self, arrays: np.ndarray, name: str) -> None:
         self._arrays = arrays
@@ -135,7 +136,7 @@ def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return status.st_size, int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
-def common_folder(files: Sequence[os.PathLike[str]]) -> str:
+def common_folder(files: Sequence[str | os.PathLike[str]]) -> str:
     """Return the deepest folder that contains all files."""
     return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
 

@@ -88,7 +88,7 @@ class ShapeImages(ImageStore):
     Image, mask and boxes are one drawing. Drawing takes longer than augmentation, so drawings are cached.
     """
 
-    always_readable = True
+    is_scanned = False
     object_names = SHAPES
     mask_names = ("background", *SHAPES)  # the mask holds box class + 1
     tells_objects_apart = True

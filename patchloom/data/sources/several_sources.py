@@ -84,7 +84,7 @@ class JoinedImages(ImageStore):
         self._starts = np.cumsum([0, *map(len, stores)])
         homes = [os.path.abspath(store.home) for store in stores if store.home]
         self.home = os.path.commonpath(homes) if len(homes) == len(stores) else ""
-        self.always_readable = all(store.always_readable for store in stores)
+        self.is_scanned = any(store.is_scanned for store in stores)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

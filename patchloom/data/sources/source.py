@@ -11,6 +11,7 @@
     torchvision:cifar10@/data    or cifar10 with root=
     hf:user/name
 
+Python code may pass a Dataset, arrays, a list of (image, target), a table or a dict of splits (see `python_objects`).
 An existing path is always taken as a path.
 """
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from patchloom.data.annotations.layout import open_layout
 from patchloom.data.annotations.yolo import open_yolo_yaml
-from patchloom.data.checking.survey import name_unreadable, survey
+from patchloom.data.checking.survey import is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits
 from patchloom.data.labels.similar_names import tidy
 from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
@@ -38,9 +39,10 @@ from patchloom.data.sources.labeled_folder import open_by_pattern, open_classes
 from patchloom.data.sources.labels_file import SUFFIXES as LABELS_FILES
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.parquet import open_parquet
+from patchloom.data.sources.python_objects import PREFIX, Examples, PythonData
 from patchloom.data.sources.several_sources import join_sources
 from patchloom.data.sources.shards import open_shards
-from patchloom.data.sources.specs import Spec, matching_paths, nearest_path, split_specs
+from patchloom.data.sources.specs import Data, Spec, matching_paths, nearest_path, split_specs
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
 from patchloom.data.splits import (
@@ -48,6 +50,7 @@ from patchloom.data.splits import (
     VAL_NAMES,
     coarsen,
     level_of,
+    listings_by_split,
     make_splits,
     match,
     usable_classes,
@@ -63,7 +66,7 @@ YAML = (".yaml", ".yml")  # of YOLO
 
 @with_near_options
 def open_data(
-    spec: Spec | Sequence[Spec],
+    spec: Data,
     *,
     val_fraction: float = 0.2,
     strict: bool = False,
@@ -80,7 +83,7 @@ def open_data(
     and copies of one image stay on one side.
 
     Args:
-        spec: A path, a name or a pattern, or several of them.
+        spec: A path, a name or a pattern, several of them, or Python objects (see `python_objects`).
         val_fraction: Share of train to hold out if there is no val split.
         strict: Raise errors, instead of adding notes, for classes of val unknown to train and for empty classes.
         seed: Seed of the held-out split.
@@ -103,7 +106,7 @@ def split_source(source: Source, *, strict: bool = False, level: str | None = No
 
 
 def open_for(
-    spec: Spec | Sequence[Spec],
+    spec: Data,
     classes: ClassTable,
     *,
     split: str | None = None,
@@ -120,7 +123,7 @@ def open_for(
     Classes that the model does not know are left out and named in `.notes`, or are an error with `strict`.
 
     Args:
-        spec: A path, a name or a pattern, or several of them.
+        spec: A path, a name or a pattern, several of them, or Python objects (see `python_objects`).
         classes: The model's classes.
         split: 'train', 'val' (held out as by `open_data` if there is none), 'test' or 'all'. By default val, or else
             test, or else everything.
@@ -186,7 +189,7 @@ def _chosen_listing(source: Source, split: str | None) -> Listing:
 
 def _scan_to_split(source: Source) -> tuple[Source, list[list[int]]]:
     """Return the readable images and the copies that `make_splits` needs to make a val split, if there is none."""
-    if source.val is not None or not len(source.train):
+    if source.val is not None or not len(source.train) or not is_scanned(source):
         return source, []
     scanned = survey(source)
     notes = (f"{name_unreadable(scanned.unreadable)}; left out",) if scanned.unreadable else ()
@@ -194,7 +197,7 @@ def _scan_to_split(source: Source) -> tuple[Source, list[list[int]]]:
 
 
 def find_source(
-    spec: Spec | Sequence[Spec],
+    spec: Data,
     *,
     reading: Reading = AS_IT_IS,
     root: Spec | None = None,
@@ -225,11 +228,13 @@ class _Opening:
         return find_source(spec, reading=self.reading, root=self.root, strict=self.strict, download=self.download)
 
 
-def _find(spec: Spec | Sequence[Spec], opening: _Opening) -> Source:
+def _find(spec: Data, opening: _Opening) -> Source:
     specs = split_specs(spec)
     if len(specs) > 1:
         return _find_several(specs, opening)
     name, reading, strict = specs[0], opening.reading, opening.strict
+    if isinstance(name, PythonData):
+        return _open_objects(name, opening)
     path = Path(os.path.expanduser(name))
     if (part := _open_split_folder(path, opening)) is not None:
         return part
@@ -254,6 +259,37 @@ def _find(spec: Spec | Sequence[Spec], opening: _Opening) -> Source:
     else:
         source = _open_named(name, opening.root, opening.download)
     return _with_levels(source, levels)
+
+
+def _open_objects(data: PythonData, opening: _Opening) -> Source:
+    """Open Python objects. A split that is a path must have one split itself."""
+    reading = opening.reading
+    read = ("label_column", "taxonomy")
+    if unread := [name for name in reading.chosen() if name not in read]:
+        raise UsageError(f"{unread[0]} describes files, and the data are Python objects; drop it")
+    levels = read_taxonomy(Path(reading.taxonomy)) if reading.taxonomy is not None else {}
+    listings: dict[str, Listing] = {}
+    notes: list[str] = []
+    names: list[str] = []
+    for split, part in data.splits.items():
+        if isinstance(part, Examples):
+            listings[split] = part.listing(reading.label_column)
+            notes += part.notes
+            names.append(part.name)
+            continue
+        source = opening.find_source(part)
+        if len(source.listings) > 1:
+            raise UsageError(f"{source.name} has {' and '.join(source.listings)}; expected the images of {split} alone")
+        listings[split] = source.train
+        notes += source.notes
+        names.append(source.name)
+    val, test = listings.get("val"), listings.get("test")
+    whole = data.splits["train"]
+    if len(listings) == 1 and isinstance(whole, Examples) and (rows := whole.split_names()) is not None:
+        listings["train"], val, test, more = listings_by_split(listings["train"], rows)
+        notes += more
+    title = ", ".join(dict.fromkeys(names))
+    return _with_levels(Source(title, listings["train"], val, tuple(dict.fromkeys(notes)), test=test), levels)
 
 
 def _with_levels(source: Source, levels: Taxonomy) -> Source:
@@ -350,5 +386,10 @@ def _open_named(name: str, root: Path | None, download: bool) -> Source:
         return open_digits()
     if kind == "shapes":
         return open_shapes(rest)
+    if name.startswith(PREFIX):
+        raise UsageError(
+            f"{name} names Python objects, which are not stored; pass them again from Python, such as "
+            "patchloom.evaluate(run, data)"
+        )
     hint = nearest_path(name, ["digits", "shapes", *TORCHVISION])
     raise UsageError(f"{printable(name)} is neither a path nor a known dataset.{hint}")

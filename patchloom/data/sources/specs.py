@@ -1,4 +1,7 @@
-"""What a user passes as data: one path, name or pattern, or several of them, as a list or in one string."""
+"""What a user passes as data: one path, name or pattern, or several of them, as a list or in one string.
+
+Python code may pass objects as well; `as_spec` gives them a name (`python_objects`).
+"""
 
 import glob
 import math
@@ -9,25 +12,51 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 from patchloom_runtime.errors import UsageError, nearest
 from patchloom_runtime.printable import printable
 
 Spec = str | os.PathLike[str]
+
+
+class Objects(Protocol):
+    """Python objects as data: a Dataset, an array, a table, a dict of splits."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+Data: TypeAlias = Spec | Sequence[Any] | Objects  # what functions accept as data; see `python_objects` for the forms
 MAX_NAMES = 100_000  # that a pattern with braces may expand to
 
 
-def split_specs(spec: Spec | Sequence[Spec]) -> list[str]:
+def as_spec(data: Data) -> str:
+    """Return one path or name as text, and Python objects as a `PythonData`, which is text that carries them."""
+    return join_specs(split_specs(data))
+
+
+def is_objects(data: Any) -> bool:
+    """Return whether data are Python objects rather than a path, a name or a list of them."""
+    several = data if isinstance(data, list | tuple) else [data]
+    return not all(isinstance(one, str | os.PathLike) for one in several)
+
+
+def split_specs(spec: Data) -> list[str]:
     """Return the files and folders in a list or in one string, quoted as for a shell: 'cats/ dogs/'.
 
-    An existing path is one spec. A string is split only if all of its parts exist.
+    An existing path is one spec. A string is split only if all of its parts exist. Python objects are one spec.
     """
-    if not isinstance(spec, str | os.PathLike):
-        specs = [os.fspath(one) for one in spec]
-        if not specs:
+    if is_objects(spec):
+        from patchloom.data.sources.python_objects import PythonData  # a command needs no numpy here
+
+        return [PythonData(spec)]
+    if isinstance(spec, list | tuple):
+        if not spec:
             raise UsageError("no data; pass a folder, a file or a name")
-        return specs
-    whole = os.fspath(spec)
+        return [os.fspath(one) for one in spec]
+    whole = os.fspath(spec)  # type: ignore[arg-type]
     if " " not in whole or os.path.exists(os.path.expanduser(whole)):
         return [whole]
     try:

@@ -1,6 +1,7 @@
 """`patchloom.compare`: several runs on the same images."""
 
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import Data
 from patchloom.tasks.classification.several_runs import RunEvaluations, Runs, evaluate, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
 
@@ -8,7 +9,7 @@ from patchloom_runtime.errors import UsageError, with_near_options
 @with_near_options
 def compare(
     runs: Runs,
-    data: str | None = None,
+    data: Data | None = None,
     *,
     agreement: bool = False,
     device: str = "auto",

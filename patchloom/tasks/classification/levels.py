@@ -15,6 +15,7 @@ from patchloom.data.datasets import ClassTable, ImageSet, Splits, name_some
 from patchloom.data.labels.taxonomy import FINEST
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.splits import level_of
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
@@ -70,7 +71,7 @@ class LevelData:
 @with_near_options
 def evaluate_levels(
     runs: Runs,
-    data: str,
+    data: Data,
     *,
     device: str = "auto",
     halves: bool = False,
@@ -109,9 +110,10 @@ def evaluate_levels(
 
 
 def open_leveled(
-    data: str, runs: Runs, *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
+    data: Data, runs: Runs, *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
 ) -> LevelData:
     """Open data with its own levels or those of a run's taxonomy file; raise UsageError without levels, if `needed`."""
+    data = as_spec(data)
     remembered = (recorded_reading(folder, data) for folder in runs_by_name(runs).values())
     own = next((each for each in remembered if each.chosen()), AS_IT_IS)
     splits = open_data(data, strict=strict, reading=reading.filled_from(own))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import load
 from patchloom.inference.probes import Probes
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
@@ -12,7 +13,7 @@ from patchloom_runtime.errors import with_near_options
 @with_near_options
 def probe(
     runs: Runs,
-    data: str,
+    data: Data,
     *,
     knn: Sequence[int] = (20,),
     linear: bool = False,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import Data, as_spec
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluations import Evaluation, EvaluationSettings, evaluate_on
 from patchloom.report.charts import Series, line_chart
@@ -140,7 +141,7 @@ class Pruning:
 @with_near_options
 def prune(
     run: str,
-    data: str | None = None,
+    data: Data | None = None,
     *,
     shares: Sequence[float] | None = None,
     bits: Sequence[int] | None = None,
@@ -166,6 +167,7 @@ def prune(
     device    'cpu', 'cuda' …; 'auto' uses a GPU if there is one
     reading   how to read the data (default: as in training)
     """
+    data = None if data is None else as_spec(data)
     letters = "".join(dict.fromkeys(matrices))
     if not letters or set(letters) - set(LETTERS):
         raise UsageError(f"--matrices is {matrices!r}, expected some of A, B and C, such as A or ABC")

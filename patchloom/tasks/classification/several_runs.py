@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from patchloom.data.datasets import Progress
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import Data
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
 from patchloom.inference.classifier import load
@@ -118,7 +119,7 @@ class RunEvaluations:
 @with_near_options
 def evaluate(
     runs: Runs,
-    data: str | None = None,
+    data: Data | None = None,
     *,
     device: str = "auto",
     heads: bool = False,

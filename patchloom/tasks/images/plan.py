@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from patchloom.data.checking.scan import scan_bar
-from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
+from patchloom.data.checking.survey import Survey, Unreadable, is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
 from patchloom.data.labels.unlabeled import missing_labels
+from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import find_source
 from patchloom.data.splits import make_splits, share_of_train
 from patchloom.data.text.pairs import holds_pairs
@@ -110,9 +111,10 @@ class ImagePlan(Plan):
 
     def data_lines(self, *, dry_run: bool) -> list[str]:
         r, s = self.recipe, self.splits
-        tested = (
-            f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data_text)} --split test"
-        )
+        data = shlex.quote(self.settings.data_text)
+        tested = f"patchloom evaluate {shlex.quote(str(self.folder))} {data} --split test"
+        if isinstance(self.settings.data[0], PythonData):
+            tested = f"patchloom.evaluate({str(self.folder)!r}, data, split='test')"
         is_auto = self.record is not None and self.record.automatic_init
         listed = f"all: {_check_command(self.settings)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         return [
@@ -233,7 +235,7 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
     opened = _with_network_of_init(OpenedImages(share_of_train(whole, share), settings, device))
     settings = opened.settings
     resolved = planner.resolve(opened)  # before the scan, so that a wrong name or option is an error at once
-    scan = None if is_made_in_memory(source) else _scan(source, settings)
+    scan = _scan(source, settings) if is_scanned(source) else None
     leaks = _leak_notes(scan, settings) if scan else []
     copies = scan.copies() if scan and source.val is None else []
     if scan and (scan.unreadable or copies or leaks):  # else the splits stay as they are
@@ -443,6 +445,8 @@ def _leak_notes(scan: Survey, settings: TrainingSettings) -> list[str]:
 
 
 def _check_command(settings: TrainingSettings) -> str:
+    if isinstance(settings.data[0], PythonData):
+        return "patchloom.check(data)"
     reading = replace(settings.reading, val=None)  # does not concern single images
     return f"patchloom check {shlex.join(settings.data)}{reading.options()}"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources.specs import Spec, split_specs
+from patchloom.data.sources.specs import Data, split_specs
 from patchloom.disk import locked
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
@@ -33,7 +33,7 @@ from patchloom_runtime.printable import printable
 @renamed(changes="set")
 @with_near_options
 def sweep(
-    data: Spec | Sequence[Spec],
+    data: Data,
     grid: Mapping[str, Sequence[Any]],
     *,
     model: str | None = None,
@@ -57,7 +57,7 @@ def sweep(
     The best setting is that with the highest mean over datasets on val images. Where data do not have both a val and
     a test split, val images are held out of train, so that what they have stays unseen.
 
-    data      one dataset, or a list of them
+    data      one dataset, or a list of paths and names
     grid      recipe field (`optim.lr`, `seed`, `train_share` …) or model, recipe, init, teacher, level, epochs, size,
               batch → its values; seeds are averaged over, shares of the training set have equal numbers of updates
     model     network; chosen by the data when left out
@@ -75,7 +75,8 @@ def sweep(
     dry_run   plan and measure; train nothing
     say       what is told goes there
     """
-    sets = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    sets = [data] if isinstance(data, str | os.PathLike) else split_specs(data)
+    sets = [os.fspath(one) for one in sets]
     if not sets or len(dict.fromkeys(sets)) < len(sets):
         raise UsageError(f"Give one or more datasets, each once; given {', '.join(sets) or 'none'}")
     if place_from(os.environ).world > 1:
