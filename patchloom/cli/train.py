@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Annotated, Any
 
+import typer
+
 from patchloom.cli.options import Json
 from patchloom.options import Option
 from patchloom.tasks.settings import TrainingSettings
@@ -29,14 +31,26 @@ def train(options: TrainOptions) -> None:
     started = perf_counter()  # before torch is imported: --time includes that
     _announce(options.data_text)
     from patchloom.cli.output import is_quiet, print_json, print_result
-    from patchloom.training.run import run_training
+    from patchloom.training.train import start_training
 
     ask = None if options.as_json or is_quiet() else _asker()
-    result = run_training(options.settings(), dry_run=options.dry_run, say=print, started=started, ask=ask)
+    result = start_training(options.settings(), dry_run=options.dry_run, say=print, started=started, ask=ask)
     if options.as_json:
         print_json(result.summary())
     elif is_quiet():
         print_result(_summary_line(result.summary()))
+    if options.folds and not options.dry_run:
+        _end_folds(result, as_json=options.as_json)
+
+
+def _end_folds(result: Any, *, as_json: bool) -> None:
+    """Print the table of a cross-validation; exit with 1 if a run failed."""
+    from patchloom.cli.table import print_table
+
+    if not as_json:
+        print_table(*result.table(), title="Cross-validation")
+    if result.failed:
+        raise typer.Exit(1)
 
 
 def _summary_line(summary: dict[str, Any]) -> str:

@@ -138,6 +138,7 @@ class Source:
     faults: tuple[Fault, ...] = ()
     test: Listing | None = None
     is_part: bool = False  # True for the val or test folder of a larger dataset, opened by itself
+    fold: tuple[int, int] | None = None  # fold of train that becomes val, counted from 1, and the number of folds
 
     @property
     def listings(self) -> dict[str, Listing]:

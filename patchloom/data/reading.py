@@ -1,6 +1,7 @@
 """Options for reading a dataset, which `train`, `check`, `evaluate`, `index` and `report` share and a run records."""
 
 import os
+import re
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 from patchloom.options import READING, Option
 from patchloom_runtime.errors import UsageError
 
+MIN_FOLDS, MAX_FOLDS = 2, 100  # of cross-validation
+_SPLITS = ("held-out", "test")  # values of --val besides folds
 PathText: TypeAlias = str | os.PathLike[str] | None
 
 
@@ -42,12 +45,12 @@ class Reading:
     without: Annotated[
         PathText, _option("List of training images to leave out, as `check A --against B` writes it.", "LIST")
     ] = None
-    # 'held-out' validates on images of train and keeps the data's own val, or test, unseen.
+    # 'held-out' and folds validate on images of train and keep the data's own val, or test, unseen.
     val: Annotated[
-        Literal["held-out", "test"] | None,
+        str | None,
         _option(
-            "Validate on images held out of train (default without a val split), or on the test images.",
-            "held-out|test",
+            "Validate on images held out of train (default without a val split), on fold 2 of 5 of train, or on test.",
+            "held-out|2/5|test",
         ),
     ] = None
 
@@ -56,13 +59,18 @@ class Reading:
             raise UsageError(f"ignore is {self.ignore!r}, expected a value of masks from 0 to 255")
         if self.classes not in (None, "innermost", "outermost"):
             raise UsageError(f"classes is {self.classes!r}, expected innermost or outermost (of nested folders)")
-        if self.val not in (None, "held-out", "test"):
-            raise UsageError(f"val is {self.val!r}, expected held-out (images of train) or test (the test images)")
+        if self.val is not None and self.val not in _SPLITS:
+            _read_fold(self.val)
 
     @property
     def names_file(self) -> Path | None:
         """Path of the names file, relative to the current folder."""
         return Path(os.path.expanduser(self.names)) if self.names is not None else None
+
+    @property
+    def fold(self) -> tuple[int, int] | None:
+        """Fold of train to validate on, counted from 1, and the number of folds; None if `val` is not a fold."""
+        return None if self.val is None or self.val in _SPLITS else _read_fold(self.val)
 
     @classmethod
     def from_settings(cls, settings: object) -> "Reading":
@@ -87,6 +95,17 @@ class Reading:
     def filled_from(self, other: "Reading") -> "Reading":
         """Return a copy with the unset fields taken from `other`."""
         return Reading(**(other.chosen() | self.chosen()))  # type: ignore[arg-type]
+
+
+def _read_fold(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", str(text))
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not (MIN_FOLDS <= count <= MAX_FOLDS and 1 <= number <= count):
+        raise UsageError(
+            f"val is {text!r}, expected held-out (images of train), test (the test images) or a fold such as 2/5, of "
+            f"{MIN_FOLDS} to {MAX_FOLDS} folds"
+        )
+    return number, count
 
 
 AS_IT_IS = Reading()

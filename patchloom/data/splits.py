@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, 
 from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
 from patchloom.data.labels.unlabeled import missing_labels
+from patchloom.data.reading import Reading
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 
@@ -53,12 +54,19 @@ def make_splits(
     notes += [f"{fault.kind}: {fault.detail}" for fault in source.faults if fault.kind in KINDS]
     train = match(source.train, table)
     if source.val is None:
-        remaining, held_out = split_rows(train, val_fraction, seed, copies)
+        if source.fold:
+            number, folds = source.fold
+            fold_of_image = fold_numbers(train, folds, seed, copies)
+            remaining, held_out = np.flatnonzero(fold_of_image != number), np.flatnonzero(fold_of_image == number)
+            why = f"fold {number} of {folds}"
+        else:
+            remaining, held_out = split_rows(train, val_fraction, seed, copies)
+            why = "no val split"
         train, val = _subset(train, remaining), _subset(train, held_out)
         together = ", copies together" if copies else ""
         unused = "; test stays unseen" if source.test is not None else ""
         total = len(train) + len(val)
-        notes.append(f"no val split: {len(val)} of {total} images held out (seed {seed}{together}){unused}")
+        notes.append(f"{why}: {len(val)} of {total} images held out (seed {seed}{together}){unused}")
     else:
         val = match(source.val, table, strict=strict)
     test, test_notes = _matched_test(source, table, strict=strict)
@@ -215,6 +223,29 @@ def split_rows(
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
+def fold_numbers(images: LabeledImages, folds: int, seed: int, copies: Sequence[Sequence[int]] = ()) -> np.ndarray:
+    """Return the fold of each image, 1 to `folds`, with each group of `copies` in one fold.
+
+    Every class is spread over the folds as evenly as whole groups allow; folds of equal need are filled smallest first.
+    """
+    labels = images.labels.tolist()
+    units = _units(images, seed, copies)
+    if len(units) < folds:
+        together = ", counting copies of one image once" if copies else ""
+        raise UsageError(f"{folds} folds need {folds} images or more; there are {len(units)}{together}")
+    numbers = np.zeros(len(images), dtype=np.int64)
+    images_of_class: list[Counter[int]] = [Counter() for _ in range(folds)]
+    sizes = [0] * folds
+    # Large groups first, while every fold has room for them. The sort is stable: the order of `_units` decides ties.
+    for unit in sorted(units, key=len, reverse=True):
+        classes = {labels[i] for i in unit}
+        fold = min(range(folds), key=lambda fold: (sum(images_of_class[fold][c] for c in classes), sizes[fold], fold))
+        images_of_class[fold].update(labels[i] for i in unit)
+        sizes[fold] += len(unit)
+        numbers[list(unit)] = fold + 1
+    return numbers
+
+
 def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Return groups and single images in an order that depends only on their names and the seed."""
     salt = f"{seed}/".encode()
@@ -288,9 +319,11 @@ def listings_by_split(
     return pick(names.train), val, test, notes
 
 
-def with_val(source: Source, choice: Literal["held-out", "test"]) -> Source:
-    """Return the source with the val split that the user chose: held-out images of train, or test."""
-    if choice == "test":
+def with_val(source: Source, reading: Reading) -> Source:
+    """Return the source with the val split that the user chose: held-out images or a fold of train, or test."""
+    if reading.fold and not source.is_part:
+        return _with_fold(source, reading.fold)
+    if reading.val == "test":
         if source.test is None:
             raise UsageError(f"--val test: {source.name} has no test split; it has {' and '.join(source.listings)}")
         note = "validated on test: the best epoch is chosen on the images that the result is reported on"
@@ -299,6 +332,15 @@ def with_val(source: Source, choice: Literal["held-out", "test"]) -> Source:
         return source  # it has no val split to set aside, or has a test split too
     note = f"val is held out of train; the {len(source.val):,} images of its own val split are left for a test"
     return replace(source, val=None, test=source.val, notes=(*source.notes, note))
+
+
+def _with_fold(source: Source, fold: tuple[int, int]) -> Source:
+    if source.val is None:
+        return replace(source, fold=fold)
+    own = f"the {len(source.val):,} images of its own val split are"
+    if source.test is None:
+        return replace(source, val=None, test=source.val, fold=fold, notes=(*source.notes, f"{own} left for a test"))
+    return replace(source, val=None, fold=fold, notes=(*source.notes, f"{own} not used: the folds are of train"))
 
 
 def share_of_train(splits: Splits, share: float) -> Splits:

@@ -1,7 +1,7 @@
-"""Confidence intervals: Wilson's for shares, the bootstrap for any metric of a dataset."""
+"""Confidence intervals: Wilson's for shares, Student's for means of a few runs, the bootstrap for any metric."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -44,3 +44,22 @@ def central(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def student(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Return Student's confidence interval of the mean of a few values, such as the scores of folds."""
+    if len(values) < 2:
+        raise ValueError(f"an interval of a mean needs two values or more, got {len(values)}")
+    x = np.array(values, dtype=np.float64)
+    half = _student_quantile((1 + level) / 2, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
+def _student_quantile(share: float, freedom: int) -> float:
+    """Return the t below which a share (above 1/2) of Student's distribution lies."""
+    # t = √freedom · tan φ turns the density into a cosine power: P(0 < T < t) = ∫ cos^(freedom − 1) / (2 ∫ over π/2).
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    powers = np.cos(angles) ** (freedom - 1)
+    area = np.concatenate([[0.0], np.cumsum((powers[1:] + powers[:-1]) / 2)])
+    angle = float(np.interp((share - 0.5) * 2 * area[-1], area, angles))
+    return math.sqrt(freedom) * math.tan(angle)

@@ -61,7 +61,7 @@ class RunMetadata:
     ignore: int | None = None
     names: str | None = None
     without: str | None = None
-    val: Literal["held-out", "test"] | None = None
+    val: str | None = None
     init: str | None = None  # value of --init
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0

@@ -77,6 +77,10 @@ class TrainingSettings:
     stop_after: Annotated[str | None, Option("Stop and save after 30m, 2h …; the same command resumes.", panel=RUN)] = (
         None
     )
+    folds: Annotated[
+        int | None,
+        Option("Cross-validate: K runs, each validated on another part of train.", metavar="K", panel=RUN),
+    ] = None
     patience: Annotated[int | None, Option("Stop after N evaluations without improvement.", metavar="N", panel=RUN)] = (
         None
     )
@@ -115,7 +119,7 @@ class TrainingSettings:
     ignore: int | None = None
     names: str | None = None
     without: str | None = None
-    val: Literal["held-out", "test"] | None = None
+    val: str | None = None
 
     def __post_init__(self) -> None:
         data: Any = self.data  # a single path or name may be given without a tuple

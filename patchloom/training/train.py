@@ -1,5 +1,6 @@
 """`patchloom.train`: the settings of a training run as keywords. A test holds them equal to `TrainingSettings`."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
@@ -31,6 +32,7 @@ def train(
     fit: bool = False,
     set: dict[str, Any] | None = None,  # noqa: A002
     stop_after: str | None = None,
+    folds: int | None = None,
     patience: int | None = None,
     pictures: int | None = None,
     log: tuple[str, ...] = (),
@@ -51,7 +53,7 @@ def train(
     ignore: int | None = None,
     names: str | None = None,
     without: str | None = None,
-    val: Literal["held-out", "test"] | None = None,
+    val: str | None = None,
     dry_run: bool = False,
 ) -> TrainingResult:
     """Train a model, as `patchloom train` does. The same call again resumes.
@@ -85,13 +87,14 @@ def train(
         ignore          mask value that means unlabeled
         names           file of class names for numbered classes
         without         list of training images to leave out, as `check A --against B` writes it
-        val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; 'test'
-                        validates on the test images, as published CIFAR results do
+        val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; '2/5' on
+                        fold 2 of 5 of train; 'test' on the test images, as published CIFAR results do
         strict          treat warnings about the data as errors: unreadable images, stray classes
 
     Run
         out             run folder; runs/NAME-OF-DATA by default
         stop_after      stop and save after '30m', '2h', '90s' …
+        folds           cross-validate with K runs, each validated on another part of train; returns a `FoldsResult`
         patience        stop after this many evaluations without improvement
         pictures        draw the network into RUN/pictures every so many epochs
         log             also log to 'tensorboard' or 'wandb'
@@ -108,4 +111,20 @@ def train(
     options = dict(locals())
     dry_run = options.pop("dry_run")
     options |= {"changes": options.pop("set") or {}, "compiled": options.pop("compile"), "trackers": options.pop("log")}
-    return run_training(TrainingSettings(**options | {"data": tuple(split_specs(data))}), dry_run=dry_run)
+    return start_training(TrainingSettings(**options | {"data": tuple(split_specs(data))}), dry_run=dry_run)
+
+
+def start_training(
+    settings: TrainingSettings,
+    *,
+    dry_run: bool = False,
+    say: Callable[[str], None] = print,
+    started: float | None = None,
+    ask: Callable[[str], bool] | None = None,
+) -> TrainingResult:
+    """Train one run, or one per fold with --folds, which asks nothing. The other options are those of a run."""
+    if settings.folds is not None:
+        from patchloom.training.sweeps.folds import train_folds  # a single run starts without it
+
+        return train_folds(settings, dry_run=dry_run, say=say)
+    return run_training(settings, dry_run=dry_run, say=say, started=started, ask=ask)

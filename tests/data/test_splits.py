@@ -10,7 +10,8 @@ from PIL import Image
 
 from patchloom.data.datasets import ImageSet, Listing, Source
 from patchloom.data.images.image_store import ImageStore
-from patchloom.data.splits import class_table, group_by_split, make_splits, match, split_rows
+from patchloom.data.reading import Reading
+from patchloom.data.splits import class_table, fold_numbers, group_by_split, make_splits, match, split_rows, with_val
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 
@@ -182,3 +183,61 @@ def test_names_that_say_their_split():
     assert group_by_split(files) == (files[:2], ["c-val.tar"], ["c-test.tar"], ["trainer.tar"])
     assert group_by_split(["c-test.tar"]) == (["c-test.tar"], [], [], [])
     assert group_by_split(["train", "validation"]) == (["train"], ["validation"], [], [])
+
+
+@given(classes, st.integers(2, 6), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_folds_hold_every_image_once_and_every_class_evenly(counts, folds, seed, random):
+    pairs = [(f"{name}/{i}.png", name) for name, count in counts.items() for i in range(count)]
+
+    def numbers(rows):
+        images = match(listing(rows), class_table(listing(rows))[0])
+        return dict(zip([name for name, _ in rows], fold_numbers(images, folds, seed).tolist(), strict=True))
+
+    if len(pairs) < folds:
+        with pytest.raises(UsageError, match=str(folds)):
+            numbers(pairs)
+        return
+    chosen = numbers(pairs)
+    assert set(chosen.values()) <= set(range(1, folds + 1))
+    for name in counts:
+        sizes = Counter(chosen[image] for image, label in pairs if label == name)
+        assert max(sizes.values()) - min(sizes[fold] for fold in range(1, folds + 1)) <= 1
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    assert numbers(shuffled) == chosen  # names and the seed decide, not the order
+
+
+@given(grouped_rows, st.integers(2, 4), st.integers(0, 3))
+def test_copies_are_in_one_fold(rows, folds, seed):
+    named = [(f"{i}.png", label) for i, (label, _) in enumerate(rows)]
+    copies = groups_of([group for _, group in rows])
+    images = match(listing(named), class_table(listing(named))[0])
+    if len({group for _, group in rows}) < folds:
+        with pytest.raises(UsageError):
+            fold_numbers(images, folds, seed, copies)
+        return
+    numbers = fold_numbers(images, folds, seed, copies)
+    assert set(numbers.tolist()) == set(range(1, folds + 1))  # none is empty
+    for group in copies:
+        assert len({numbers[i] for i in group}) == 1
+
+
+def test_folds_are_of_train_and_leave_the_other_splits_for_a_test():
+    train = listing([(f"{name}{i}", name) for name in "ab" for i in range(10)])
+    val, test = (listing([(f"{split}{name}", name) for name in "ab"]) for split in ("val", "test"))
+    reading = Reading(val="2/5")
+    held_out = [set(held(make_splits(with_val(Source("s", train), Reading(val=f"{n}/5"))).val)) for n in range(1, 6)]
+    assert [len(one) for one in held_out] == [4] * 5
+    assert set.union(*held_out) == {f"{name}{i}" for name in "ab" for i in range(10)}
+    with_own = make_splits(with_val(Source("s", train, val), reading))
+    assert set(held(with_own.test)) == {"vala", "valb"}
+    assert set(held(with_own.val)) == held_out[1]
+    both = make_splits(with_val(Source("s", train, val, test=test), reading))
+    assert set(held(both.test)) == {"testa", "testb"}
+
+
+@pytest.mark.parametrize("val", ["0/5", "6/5", "1/1", "1/101", "2/5/6", "-1/5", "2", "٢/5"])
+def test_a_fold_is_one_of_a_few(val):
+    with pytest.raises(UsageError) as error:
+        Reading(val=val)
+    assert has_facts(error.value, val, "held-out", "2/5")

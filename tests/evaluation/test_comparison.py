@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.evaluation.comparison import bootstrap_difference, compare, holm, mcnemar
-from patchloom.evaluation.intervals import wilson
+from patchloom.evaluation.intervals import student, wilson
 from patchloom.runs.predictions import FILE, Predictions, fingerprint, load_predictions, save_predictions
 from patchloom.tasks.classification.seeds import cloud, epoch_values, final_values, spread_by_epoch, spreads
 from patchloom_runtime.errors import CheckpointError, UsageError
@@ -30,6 +30,15 @@ def report(right: list[bool] | np.ndarray, **changes) -> ClassificationReport:
 
 
 # Intervals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("runs", "factor"), [(2, 12.7062), (3, 4.30265), (5, 2.77645), (10, 2.26216), (100, 1.98422)])
+def test_the_interval_of_a_mean_has_students_factor(runs, factor):
+    """Factors from the table of Student's t, 97.5 %."""
+    values = np.random.default_rng(runs).normal(80, 3, runs)
+    low, high = student(values)
+    assert (low + high) / 2 == pytest.approx(values.mean())
+    assert (high - low) / 2 == pytest.approx(factor * values.std(ddof=1) / np.sqrt(runs), rel=1e-5)
 
 
 @given(images=st.integers(1, 3000), share=st.floats(0, 1))

@@ -316,6 +316,10 @@ def tensors() -> Files:
     real = {name: np.full(2, 0.5, np.float32) for name in ("confidence", "losses")}
     about = {"format": 1, "fingerprint": "a", "classes": list(CLASSES)}
     yield "decisions.safetensors", save({**whole, **real}, {"patchloom": json.dumps(about)})
+    folds = {"keys": np.frombuffer(b"a.png\0b.png", np.uint8), "labels": whole["labels"], "folds": whole["labels"] + 1}
+    folds |= {"probabilities": np.full((2, 2), 0.5, np.float32), "distances": np.ones(2, np.float32)}
+    trained = {"format": 1, "classes": list(CLASSES), "weights": ["0", "1"]}
+    yield "out_of_fold.safetensors", save(folds, {"patchloom": json.dumps(trained)})
     counts = {"index": (2,), "counts": (2, 2, 3), "confusion": (2, 2)}
     columns = {name: np.ones(shape, np.int64) for name, shape in counts.items()}
     yield "segmented.safetensors", save(columns, {"patchloom": json.dumps(about)})

@@ -53,6 +53,7 @@ from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
 from patchloom.runs.locate import _is_current
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
+from patchloom.runs.out_of_fold import load_out_of_fold
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
 from patchloom.runs.run_metadata import read_run_metadata
@@ -556,6 +557,7 @@ TARGETS: dict[str, Target] = {
             Reader("weights.safetensors", load_network, _make_plain_run),
             Reader("a.safetensors", _start_from("a.safetensors")),
             Reader("predictions.safetensors", check_predictions),
+            Reader("out_of_fold.safetensors", load_out_of_fold),
             Reader("segmented.safetensors", segmentation.read_segmented),
         ),
     ),

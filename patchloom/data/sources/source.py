@@ -212,7 +212,7 @@ def find_source(
         raise DataError(f"{source.name}: no images inside; expected at least one")
     if reading.without is not None:
         source = leave_out(source, Path(os.path.expanduser(reading.without)))
-    return tidy(with_val(source, reading.val) if reading.val else source)
+    return tidy(with_val(source, reading) if reading.val else source)
 
 
 @dataclass(frozen=True)

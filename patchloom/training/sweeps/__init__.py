@@ -1,1 +1,1 @@
-"""`patchloom sweep`: a grid of settings over one or more datasets, each point an ordinary run."""
+"""Grids of settings (`patchloom sweep`) and cross-validation (`train --folds`): each point is an ordinary run."""

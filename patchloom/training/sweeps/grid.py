@@ -114,8 +114,9 @@ def value_text(value: Any) -> str:
 
 def run_folder(out: Path, settings: TrainingSettings, setting: Setting) -> Path:
     """Return OUT/DATA/lr=0.001,seed=0-3f2a9c; the end is a digest of all settings."""
-    values = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
-    values = {name: value for name, value in values.items() if name not in _NOT_LEARNED}
+    # Without defaults, so that an option that a later version adds does not change the folder.
+    chosen = [each.name for each in fields(TrainingSettings) if _is_set(settings, each.name)]
+    values = {name: getattr(settings, name) for name in chosen if name not in _NOT_LEARNED}
     values |= {"data": place_of(settings.data), "recipe": _recipe_text(settings.recipe)}
     values["changes"] = {key: _read(key, value) for key, value in settings.changes.items()}  # 1e-3 is 0.001
     text = json.dumps(values, sort_keys=True, default=str)

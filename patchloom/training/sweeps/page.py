@@ -15,6 +15,11 @@ from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import SettingRow, Sweep
 
 WIDE = 8  # ratio of the largest to the smallest value from which the x axis is logarithmic
+_ABOUT = (
+    "Scores are {metric} on val images, which are not trained on, averaged over seeds; “mean” is over datasets, “std” "
+    "over seeds. A setting with a failed run has no mean. With --test the best setting, and no other, is evaluated on "
+    "the test images."
+)
 
 
 def write_sweep_page(sweep: Sweep) -> None:
@@ -34,6 +39,9 @@ def write_sweep_page(sweep: Sweep) -> None:
         "sweep.html.j2",
         title=f"Sweep over {', '.join(short_names(list(sweep.rows[0].setting)).values()) or 'seeds'}",
         best=_best(sweep),
+        best_title=f"best by {sweep.metric or 'score'} on val",
+        table_title="Settings",
+        about=_ABOUT.format(metric=sweep.metric or "score"),
         metric=sweep.metric or "score",
         facts=facts,
         columns=[(name.removeprefix("#"), name.startswith("#")) for name in columns],
@@ -41,12 +49,12 @@ def write_sweep_page(sweep: Sweep) -> None:
         best_of_sets=sweep.best_of_sets_in_words,
         curves=curves(sweep),
         failed=[(run.data, in_words(run.setting), run.failed) for run in failed],
-        runs=[(run.data, in_words(run.setting), name, *_score_and_time(run)) for name, run in sweep.runs.items()],
+        runs=[(run.data, in_words(run.setting), name, *score_and_time(run)) for name, run in sweep.runs.items()],
         notes=sweep.notes,
     )
 
 
-def _score_and_time(run: RunResult) -> tuple[str, str]:
+def score_and_time(run: RunResult) -> tuple[str, str]:
     """Return the score of a run, or its status if it has none, and the training time."""
     if run.score is None:
         return ("failed" if run.failed else "no score" if run.metrics else "not done yet"), "–"

@@ -54,7 +54,7 @@ def plan_runs(
             run_settings, plan = _plan_run(replace(run_settings, out=str(folder)), setting, device)
             if test and not number:
                 _refuse_untested(plan)
-            updates = plan.recipe.schedule.epochs * _updates_per_epoch(plan)
+            updates = updates_of(plan)
             name = folder.relative_to(out).as_posix()
             runs.append(SweepRun(base.data_text, setting, name, run_settings, plan.recipe, updates))
     return runs
@@ -94,6 +94,11 @@ def _at_equal_updates(whole: ImagePlan, part: ImagePlan) -> dict[str, Any]:
         "schedule.warmup_steps": schedule.warmup_steps or schedule.warmup_epochs * per_epoch,
         "schedule.step_epochs": dropping,
     }
+
+
+def updates_of(plan: Any) -> int:
+    """Return the updates of a whole run."""
+    return int(plan.recipe.schedule.epochs) * _updates_per_epoch(plan)
 
 
 def _updates_per_epoch(plan: Any) -> int:

@@ -97,7 +97,7 @@ def sweep(
     runs = plan_runs(bases, settings, folder, device, test=test)
     done, note = read_results(folder)
     done = {run.name: done[run.name] for run in runs if run.name in done}
-    state = _SweepState(folder, settings, runs, done, [note] if note else [])
+    state = SweepState(folder, settings, runs, done, [note] if note else [])
     _say_plan(state, say)
     if dry_run:
         seconds = estimated_s(runs, done, say)
@@ -105,13 +105,14 @@ def sweep(
         say("Nothing was trained.   Next: the same command without --dry-run")
         return replace(state.sweep(), seconds=seconds)
     with locked(folder):
-        _do(state, say)
+        train_runs(state, say)
         if test:
             _test_best(state, say)
-        return state.write()
+        result: Sweep = state.write()
+        return result
 
 
-class _SweepState:
+class SweepState:
     """State of a running sweep, saved in its folder."""
 
     def __init__(
@@ -119,6 +120,14 @@ class _SweepState:
         notes: list[str],
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.runs, self.done, self.notes = folder, settings, runs, done, notes
+
+    def counts(self) -> str:
+        """Return the number of runs and of those that were trained before, as text."""
+        finished = sum(not run.failed for run in self.done.values())
+        failed = len(self.done) - finished
+        counts = [f"{finished} finished already"] * bool(finished)
+        counts += [f"{failed} failed before and tried again"] * bool(failed)
+        return ", ".join([f"{len(self.runs)} runs in {self.folder}", *counts])
 
     def sweep(self) -> Sweep:
         """Return the sweep with the results so far."""
@@ -134,26 +143,21 @@ class _SweepState:
         write_results(self.folder, others | self.done)
         self.write()
 
-    def write(self) -> Sweep:
+    def write(self) -> Any:
         """Write the page and return the sweep with the results so far."""
         result = self.sweep()
         write_sweep_page(result)
         return result
 
 
-def _say_plan(state: _SweepState, say: Callable[[str], None]) -> None:
-    finished = sum(not run.failed for run in state.done.values())
-    failed = len(state.done) - finished
-    counts = [f"{finished} finished already"] * bool(finished) + [f"{failed} failed before and tried again"] * bool(
-        failed
-    )
-    say(f"sweep      {', '.join([f'{len(state.runs)} runs in {state.folder}', *counts])}")
+def _say_plan(state: SweepState, say: Callable[[str], None]) -> None:
+    say(f"sweep      {state.counts()}")
     say("choice     by the mean over datasets on val images that no run trains on; test images are not looked at")
     for note in state.notes:
         say(f"note: {note}")
 
 
-def _do(state: _SweepState, say: Callable[[str], None]) -> None:
+def train_runs(state: SweepState, say: Callable[[str], None]) -> None:
     """Train the remaining runs one after the other; a failure is recorded and does not stop the others."""
     announced: set[str] = set()  # datasets whose plan was printed
     for number, run in enumerate(state.runs, 1):
@@ -188,7 +192,7 @@ def _do(state: _SweepState, say: Callable[[str], None]) -> None:
             say(f"done       {about}: {result.metric} {result.score:.4g}")
 
 
-def _test_best(state: _SweepState, say: Callable[[str], None]) -> None:
+def _test_best(state: SweepState, say: Callable[[str], None]) -> None:
     """Evaluate the runs of the best setting, and no others, once on the test images."""
     best = state.sweep().best
     if best is None:
