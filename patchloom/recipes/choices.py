@@ -8,6 +8,7 @@ from typing import Any
 
 from patchloom.recipes import Reason, auto_recipe, get_recipe, override
 from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.plain_yaml import MAX_CHARACTERS
 from patchloom.recipes.schema import Recipe
 from patchloom_runtime.errors import UsageError
@@ -74,9 +75,19 @@ def resolve_recipe(
 
 def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
     """Return the recipe with the user's changes and the fields that must follow them."""
-    follows = _following(recipe, changes)
+    distills = _distillation(recipe, changes)
+    follows = [*distills, *_following(recipe, changes | {choice.key: choice.value for choice in distills})]
     resolved = override(recipe, changes | {choice.key: choice.value for choice in follows})
     return resolved, [Choice(key, value, "given") for key, value in changes.items()] + follows
+
+
+def _distillation(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
+    """Return the kind of distillation that a new teacher needs, if the recipe has none."""
+    key = "objective.distillation"
+    method = method_of(str(changes.get("objective.method", recipe.objective.method)))
+    if not changes.get("objective.teacher") or key in changes or method.teacher != "classes":
+        return []
+    return [Choice(key, "hard", "auto: as in DeiT")] if recipe.objective.distillation == "none" else []
 
 
 def with_steps(

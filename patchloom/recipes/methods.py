@@ -39,8 +39,8 @@ class Method:
     views: bool = False  # batches contain several views of each image
     head: Literal["classes", "clusters", "places", "none"] = "none"  # what the network classifies; places: dense
     projector: Literal["fc", "mlp", "none"] = "none"  # of the network: search uses its output
-    teacher: bool = False  # supports distillation
-    copies: bool = False  # keeps a copy of the network, so the weights cannot be sharded over processes
+    teacher: Literal["none", "classes", "features"] = "none"  # what a teacher gives, if the method has one
+    copies: bool = False  # runs or keeps a whole network, so the weights cannot be sharded over processes
     counts: str = "images"  # unit of optim.batch_size
     options: Mapping[str, Any] = field(default_factory=dict)  # of the objective: which losses are summed
 
@@ -73,7 +73,15 @@ METHODS: dict[str, Method] = {
         reads=_IMAGES,
         learns_from="labels",
         head="classes",
-        teacher=True,
+        teacher="classes",
+    ),
+    "distill_features": Method(
+        task="embedding",
+        objective="patchloom.objectives.feature_distillation",
+        reads={**_IMAGES, "objective": ("method", "teacher", "position_weight")},
+        learns_from="images",
+        teacher="features",
+        copies=True,
     ),
     "dino": Method(
         task="embedding",

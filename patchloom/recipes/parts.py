@@ -138,21 +138,29 @@ class ObjectivePart(Checked):
     temperature: Positive = 1.0  # soft distillation
     # soft: mean of the divergence over the batch, as in thesis equation 3.2, or also over classes, as in DeiT's code
     soft_mean: Literal["batch", "batch_and_classes"] = "batch"
+    position_weight: Probability = (
+        0.5  # distill_features: weight of the features per position; the pooled have the rest
+    )
 
     def check_clashes(self) -> None:
         """Check that the method exists and that loss, smoothing, distillation and teacher are compatible."""
-        method_of(self.method)
-        if self.distillation != "none" and not method_of(self.method).teacher:
+        gives = method_of(self.method).teacher
+        if self.distillation != "none" and gives != "classes":
             raise UsageError(
-                f"objective.distillation is {self.distillation}, but objective.method {self.method} has no teacher. "
-                "Set objective.distillation to none."
+                f"objective.distillation is {self.distillation}, but objective.method {self.method} has no teacher for "
+                "classes. Set objective.distillation to none."
+            )
+        if self.teacher and gives == "none":
+            raise UsageError(
+                f"objective.teacher is {self.teacher}, but objective.method {self.method} has no teacher. "
+                "Set objective.teacher to none."
             )
         if self.loss == "bce" and self.smoothing:
             raise UsageError(
                 f"objective.loss bce cannot be smoothed, but objective.smoothing is {self.smoothing:g}. "
                 "Set objective.smoothing to 0 or objective.loss to cross_entropy."
             )
-        if self.teacher and self.distillation in ("none", "labels"):
+        if self.teacher and gives == "classes" and self.distillation in ("none", "labels"):
             raise UsageError(
                 f"objective.teacher is {self.teacher}, but objective.distillation is {self.distillation}. "
                 "Set objective.distillation to hard or soft, or objective.teacher to none."

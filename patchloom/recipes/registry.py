@@ -16,7 +16,7 @@ P = ParamSpec("P")
 # Importing one registers its recipes; the order is that of `list_recipes`.
 _FAMILIES = (
     *("deit", "resmlp", "mixer", "smlpnet", "cait", "patchconvnet", "deit3", "transfer"),
-    *("grafit", "dino", "small_images", "segmentation", "detection", "translation"),
+    *("grafit", "dino", "distillation", "small_images", "segmentation", "detection", "translation"),
 )
 _RECIPES: dict[str, Callable[..., Recipe]] = {}
 

@@ -143,5 +143,4 @@ class TrainingSettings:
         changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
         if self.teacher:
             changes["objective.teacher"] = self.teacher
-            changes.setdefault("objective.distillation", "hard")
         return changes | self.changes

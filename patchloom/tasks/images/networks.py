@@ -11,6 +11,7 @@ from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.pretrained.published import load_published
 from patchloom.models.registry import build_model
+from patchloom.objectives.feature_distillation import FeatureExtractor
 from patchloom.objectives.teacher import Mixture, Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
@@ -85,8 +86,12 @@ def fix_scales(network: Network, run: str) -> None:
         branch.scale.requires_grad_(False)
 
 
-def make_teacher(spec: str, splits: Splits) -> Teacher | Mixture:
-    """Load one teacher, or a mixture of several that are separated by commas."""
+def make_teacher(recipe: Recipe, splits: Splits) -> Teacher | Mixture:
+    """Load the recipe's teacher of features or of classes; several of classes, separated by commas, are a mixture."""
+    spec = recipe.objective.teacher
+    assert spec is not None
+    if method_of(recipe.objective.method).teacher == "features":
+        return _feature_teacher(spec)
     teachers = [_one_teacher(each, splits) for each in teacher_names(spec)]
     return teachers[0] if len(teachers) == 1 else Mixture(teachers)
 
@@ -119,3 +124,17 @@ def _one_teacher(spec: str, splits: Splits) -> Teacher:
         classes=files.labels_as(names),
     )
     return teacher.match_classes(names)
+
+
+def _feature_teacher(spec: str) -> Teacher:
+    """Load any network as a teacher of features: a run, published weights, timm:NAME or torchvision:NAME."""
+    network, files = load_backbone(run_folder(spec))
+    used = files.preprocessing
+    return Teacher(
+        FeatureExtractor(network),
+        mean=used.mean,
+        std=used.std,
+        image_size=used.image_size,
+        any_resolution=network.any_resolution,
+        num_classes=0,
+    )

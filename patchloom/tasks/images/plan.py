@@ -580,6 +580,8 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
     part = recipe.objective
     if part.distillation in ("soft", "hard") and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
+    if method_of(part.method).teacher == "features" and not part.teacher:
+        raise UsageError(f"recipe {recipe.name} learns the features of a teacher; name one: --teacher RUN|timm:NAME")
     teachers = teacher_names(part.teacher or "")
     for run in (*teachers, recipe.model.scales_from):
         if run and Path(run).is_dir() and not find_run(run):

@@ -95,7 +95,7 @@ class WholeImageTraining(ImageTraining):
         teacher = None
         if plan.recipe.objective.teacher:
             with processes.rng_preserved():
-                teacher = make_teacher(plan.recipe.objective.teacher, plan.splits).to(processes.device)
+                teacher = make_teacher(plan.recipe, plan.splits).to(processes.device)
             if compiles:
                 teacher.compile()
         return make_objective(
