@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
+    from patchloom.tasks.predict import predict as predict
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
     from patchloom.tasks.verify import verify as verify
@@ -91,6 +92,7 @@ _WHERE = {
     "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.inference.index",
     "pictures_of": "patchloom.report.pictures.pictures",
+    "predict": "patchloom.tasks.predict",
     "probe": "patchloom.tasks.classification.probe",
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",

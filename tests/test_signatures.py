@@ -15,6 +15,7 @@ from patchloom.cli.convert import ConvertOptions
 from patchloom.cli.evaluate import EvaluateOptions
 from patchloom.cli.export import ExportOptions
 from patchloom.cli.index import IndexOptions
+from patchloom.cli.predict import PredictOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
 from patchloom.cli.sweep import SweepOptions
@@ -28,7 +29,7 @@ from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
-FUNCTIONS += [patchloom.sweep, patchloom.prune]
+FUNCTIONS += [patchloom.sweep, patchloom.prune, patchloom.predict]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
 FUNCTIONS += [
     patchloom.probe,
@@ -118,6 +119,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),
     "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
+    "predict": (PredictOptions, patchloom.predict, set(), set()),
     "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),

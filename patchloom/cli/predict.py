@@ -1,16 +1,18 @@
 """`patchloom predict RUN IMAGE…`: class names, masks or boxes of images."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchloom.cli.options import Device, Json, changed
+from patchloom.cli.options import Device, Json, keywords
 from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.tasks.task import Task
+    from patchloom.tasks.predict import Predictions
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +22,19 @@ class PredictOptions:
     run: Annotated[
         str, Argument("Run or artifact folder, or published weights such as resmlp_s12:in1k.", complete="run")
     ]
-    images: Annotated[list[str], Argument("Image files, folders or videos.")]
+    images: Annotated[
+        list[str], Argument("Image files, folders or videos; - reads paths or one image from standard input.")
+    ]
     top: Annotated[int, Option("Classes per image.")] = 3
+    threshold: Annotated[
+        float | None,
+        Option("Drop classes with a lower score; an image without any is none.", minimum=0, maximum=1, metavar="P"),
+    ] = None
+    csv: Annotated[str | None, Option("Write a CSV file instead of lines.", metavar="FILE")] = None
+    parquet: Annotated[str | None, Option("Write a parquet file instead of lines.", metavar="FILE")] = None
+    sort_into: Annotated[
+        str | None, Option("Copy images into folders by class in this new folder.", metavar="FOLDER")
+    ] = None
     every: Annotated[
         int | None,
         Option("Use every N-th frame of videos. Default: one per second; animations: all.", minimum=1, metavar="N"),
@@ -45,62 +58,64 @@ def predict(options: PredictOptions) -> None:
 
     A run without a classifier classifies by nearest neighbors: --index INDEX, made by `patchloom index`.
     """
-    from patchloom.cli.output import JsonList, print_result
     from patchloom.runs.checksums import reading_once
-    from patchloom_runtime.printable import printable
+    from patchloom.tasks.predict import Predictions
 
     with reading_once():
-        model, keywords = _open_model(options)
-    unreadable = 0
-    json_list = JsonList() if options.as_json else None
-    for prediction in model.predict_files(options.images, top=options.top, every=options.every, **keywords):
-        unreadable += prediction.error is not None
-        if json_list:
-            more = {"written": prediction.written} if options.out is not None else {}
-            if keywords.keys() - {"out"}:
-                more |= {"level": prediction.level, "reason": prediction.reason}
-            answers = {"path": prediction.path, "answers": prediction.answers, "error": prediction.error}
-            json_list.add(answers | more)
-        elif prediction.error:
-            print_result(printable(f"{prediction.path}  unreadable: {prediction.error}"))
-        else:
-            print_result(printable(f"{prediction.path}  {prediction.in_words()}"))
-    if json_list:
-        json_list.close()
-    if unreadable:
+        predictions = Predictions(**keywords(options))
+    if options.csv or options.parquet or options.sort_into:
+        _print_counts(predictions, options)
+    elif options.as_json:
+        _print_json(predictions, options)
+    else:
+        for prediction in predictions:
+            _print_line(prediction)
+    if predictions.counts.unreadable:
         raise typer.Exit(3)
 
 
-def _open_model(options: PredictOptions) -> tuple[Any, dict[str, Any]]:
-    """Open a run or an artifact; return it with the keywords that its `predict_files` takes."""
-    from patchloom_runtime.errors import UsageError
+def _print_line(prediction: Any) -> None:
+    from patchloom.cli.output import print_result
+    from patchloom_runtime.printable import printable
 
-    folder, task, is_exported = _find_model(options.run)
-    if options.out is not None and not task.model.writes_files:
-        raise UsageError(f"--out {task.refusal}")
-    by_index = changed(options, "index", "level", "neighbors")
-    if by_index and not task.whole_images:
-        raise UsageError(f"{by_index[0]} {task.refusal}")
-    if is_exported and by_index:
-        raise UsageError(f"{by_index[0]} needs a run to compare images; {options.run} is an artifact: give the run")
-    named = {"index": options.index, "level": options.level, "neighbours": options.neighbors, "out": options.out}
-    keywords = {name: value for name, value in named.items() if value is not None}
-    if is_exported:
-        return task.model.open_artifact(folder), keywords
-    return task.model.predictor(folder, device=options.device), keywords
+    words = f"unreadable: {prediction.error}" if prediction.error else prediction.in_words() or "none"
+    print_result(printable(f"{prediction.path}  {words}"))
 
 
-def _find_model(run: str) -> "tuple[Path, Task, bool]":
-    """Return the folder of a run or artifact, its task, and whether it is an artifact."""
-    from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_named, task_of_run
+def _print_json(predictions: "Predictions", options: PredictOptions) -> None:
+    from patchloom.cli.output import JsonList
 
-    if is_run(run):
-        return Path(run), task_of_run(Path(run)), False
-    from patchloom.runs.locate import run_folder
-    from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # not needed for run folders
+    json_list = JsonList()
+    for prediction in predictions:
+        more = {"written": prediction.written} if options.out is not None else {}
+        if predictions.has_votes:
+            more |= {"level": prediction.level, "reason": prediction.reason}
+        elif reason := getattr(prediction, "reason", ""):
+            more |= {"reason": reason}
+        json_list.add({"path": prediction.path, "answers": prediction.answers, "error": prediction.error} | more)
+    json_list.close()
 
-    if is_artifact(run):
-        return Path(run), task_named(read_about(Path(run)).task), True
-    folder = run_folder(run)
-    return folder, task_of_run(folder), False
+
+def _print_counts(predictions: "Predictions", options: PredictOptions) -> None:
+    """Print the errors, the progress and what was written."""
+    from patchloom.cli.output import print_json, print_result
+    from patchloom_runtime.printable import plural, printable
+
+    counts, printed_at = predictions.counts, time.monotonic()
+    for prediction in predictions:
+        if prediction.error:
+            print(printable(f"{prediction.path}  unreadable: {prediction.error}"), flush=True)
+        if time.monotonic() - printed_at >= SECONDS_BETWEEN_LINES:
+            printed_at = time.monotonic()
+            print(f"{plural(counts.images, 'image')} predicted", flush=True)
+    written = [path for path in (options.csv, options.parquet, options.sort_into) if path]
+    if options.as_json:
+        print_json({"written": written, **asdict(counts)})
+        return
+    for path in written:
+        print_result(printable(path))
+    faults = {"unreadable": counts.unreadable, "none": counts.none}
+    parts = ", ".join(f"{count:,} {name}" for name, count in faults.items() if count)
+    print(plural(counts.images, "image") + (f" ({parts})" if parts else ""))
+    if counts.not_copied:
+        print(f"note: {plural(counts.not_copied, 'frame')} not copied: only image files are sorted into folders")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from patchloom.tasks.plan import Plan, TrainingSettings
     from patchloom.tasks.report import ReportSettings
 
+NONE = "none"  # the label of an image that no class was predicted for
+
 T = TypeVar("T")
 P = TypeVar("P", bound="Plan")
 
@@ -213,6 +215,7 @@ class ModelLoader(TaskPart, ABC):
     """How a trained model is read from a run folder or an artifact."""
 
     writes_files: ClassVar[bool] = False  # whether `predict --out` writes files
+    threshold_option: ClassVar[str] = ""  # keyword of `predict_files` for the lowest score; '' if it has none
 
     @abstractmethod
     def load_network(self, folder: Path) -> "nn.Module":
@@ -229,6 +232,23 @@ class ModelLoader(TaskPart, ABC):
     def open_artifact(self, folder: Path) -> Any:
         """Load the model of an artifact with the methods of that of a run."""
         raise NotImplementedError
+
+    def columns(self, answers: int) -> dict[str, type]:
+        """Return the columns of a table of predictions with at most `answers` classes per image, and their types."""
+        numbers = ["", *map(str, range(2, answers + 1))]
+        classes = {f"{name}{number}": kind for number in numbers for name, kind in (("label", str), ("score", float))}
+        return {"path": str, **classes, "reason": str, "error": str}
+
+    def rows(self, prediction: Any, answers: int) -> list[dict[str, Any]]:
+        """Return the rows of one prediction. The first has its main label: `none` without a class, None if unreadable.
+
+        The columns "level", "reason" and "error" are added from the attributes of the prediction.
+        """
+        row = {"path": prediction.path, "label": None if prediction.error else NONE}
+        for number, (label, score) in enumerate(prediction.answers[:answers], 1):
+            ending = str(number) if number > 1 else ""
+            row |= {f"label{ending}": label, f"score{ending}": score}
+        return [row]
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
         """Return the files that only runs of this task have, each with a function that reads and checks it."""

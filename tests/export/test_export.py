@@ -464,6 +464,12 @@ def test_an_artifact_stands_where_a_run_does(
     results = [command(("predict", one, image), monkeypatch, capsys) for one in (run, folder)]
     assert [one.code for one in results] == [0, 0]
     assert results[0].output == results[1].output
+    tables = [tmp_path / "run.csv", tmp_path / "artifact.csv"]
+    for one, table in zip((run, folder), tables, strict=True):
+        assert command(("predict", one, image, "--csv", table), monkeypatch, capsys).code == 0
+    of_run, of_artifact = (table.read_text().splitlines()[1].split(",") for table in tables)
+    assert of_run[:2] == of_artifact[:2]
+    assert float(of_run[2]) == pytest.approx(float(of_artifact[2]), abs=1e-4)
     both = command(("compare", run, folder, data, "--json"), monkeypatch, capsys)
     assert both.code == 0, both.errors
     numbers = json.loads(both.output)["runs"]

@@ -272,7 +272,7 @@ def short_of_memory(where: str) -> ResourceError:
 
 def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
     """Open a file and return its format name and image. Pixels are not decoded yet."""
-    name = _format_of(data)
+    name = format_of(data)
     if name is None:
         raise DataError(f"{where}: {_what_instead(data)}")
     _refuse(slow_header(name, data), where)
@@ -355,7 +355,8 @@ def _refuse(slow: str, where: str) -> None:
         raise DataError(f"{where}: {slow}, which takes too long or too much memory; save it again as PNG or JPEG")
 
 
-def _format_of(data: bytes) -> str | None:
+def format_of(data: bytes) -> str | None:
+    """Return the format that the first bytes of a file announce, such as "JPEG"; None if it is unknown."""
     for name, (_, signatures) in FORMATS.items():
         if data.startswith(signatures):
             return name if name != "WebP" or data[8:12] in (b"WEBP", b"") else None

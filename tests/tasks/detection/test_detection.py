@@ -1,5 +1,6 @@
 """Whole runs that find objects: every command, exact resume, any number of workers, one process or two."""
 
+import csv
 import json
 import re
 import shutil
@@ -175,6 +176,17 @@ def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypa
     assert all({"bbox", "segmentation", "score", "area"} <= set(each) for each in told["annotations"])
     with Image.open(tmp_path / "out" / "00001-0.jpg") as overlay:
         assert overlay.size == (512, 384)
+    counts = patchloom.predict(run, tmp_path / "in", threshold=0.0, csv=tmp_path / "o.csv", device="cpu")
+    assert (counts.images, counts.unreadable, counts.none) == (3, 1, 0)
+    header, *rows = list(csv.reader((tmp_path / "o.csv").read_text().splitlines()))
+    assert header == ["path", "label", "score", "left", "top", "right", "bottom", "error"]
+    boxes = [[one["name"], one["score"], *one["box"]] for answer in answers for one in answer.answers]
+    assert [[row[1], *map(float, row[2:7])] for row in rows[:-1]] == boxes
+    assert rows[-1][1:7] == [""] * 6
+    assert rows[-1][-1]
+    counts = patchloom.predict(run, tmp_path / "in" / "0.png", threshold=1.0, csv=tmp_path / "o.csv", device="cpu")
+    assert list(csv.reader((tmp_path / "o.csv").read_text().splitlines()))[1][1:3] == ["none", ""]
+    assert patchloom.predict(run, tmp_path / "in" / "0.png", device="cpu")[0].picture is None
     monkeypatch.setattr(
         sys, "argv", ["patchloom", "predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "two")]
     )

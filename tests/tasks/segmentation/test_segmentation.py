@@ -1,5 +1,6 @@
 """`patchloom train` on pictures with masks: it learns, resumes exactly, starts from other runs, answers and reports."""
 
+import csv
 import json
 import re
 import shutil
@@ -186,6 +187,18 @@ def test_masks_are_written_beside_nothing_of_the_users(
     with Image.open(tmp_path / "out" / "0.overlay.jpg") as overlay:
         assert overlay.size == (44, 36)
     assert sorted(data.rglob("*")) == before
+
+
+def test_shares_are_written_to_a_table_and_sorted_by(run: Path, data: Path, tmp_path: Path) -> None:
+    picture = min((data / "images" / "val").iterdir())
+    (expected,) = patchloom.predict(run, picture, device="cpu")
+    patchloom.predict(run, picture, csv=tmp_path / "s.csv", sort_into=tmp_path / "sorted", device="cpu")
+    (row,) = csv.DictReader((tmp_path / "s.csv").read_text().splitlines())
+    assert [row["label"], row["label2"]] == [name for name, _ in expected.answers[:2]]
+    assert float(row["score"]) == pytest.approx(expected.answers[0][1], rel=1e-6)
+    assert (tmp_path / "sorted" / expected.answers[0][0] / picture.name).read_bytes() == picture.read_bytes()
+    (dropped,) = patchloom.predict(run, picture, threshold=expected.answers[0][1], device="cpu")
+    assert dropped.answers == expected.answers[:1]
 
 
 def test_an_animation_has_masks_for_its_frames(run: Path, tmp_path: Path) -> None:
