@@ -112,7 +112,7 @@ class Predictions:
         by_index = {"index": index, "level": level, "neighbors": neighbors}
         self._model, self._task = _open_model(os.fspath(run), by_index, out, device)
         self._threshold = threshold
-        keywords = {"index": index, "level": level, "neighbours": neighbors, "out": out}
+        keywords: dict[str, Any] = {"index": index, "level": level, "neighbours": neighbors, "out": out}
         if option := self._task.model.threshold_option:
             keywords[option] = threshold
         self._keywords = {"top": top, "every": every} | {n: value for n, value in keywords.items() if value is not None}
@@ -155,7 +155,7 @@ class Predictions:
             return len(labels) if (labels := getattr(self._model, "labels", None)) else None
         from patchloom.inference.neighbors import NEIGHBORS
 
-        return self._keywords.get("neighbours", NEIGHBORS)
+        return int(self._keywords.get("neighbours", NEIGHBORS))
 
     def _open_outputs(self, stack: ExitStack) -> Callable[[Any], None]:
         """Open the files and the folder; return the function that writes a prediction to all of them."""
