@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.several_runs import RunEvaluations
     from patchloom.tasks.task import Scores, Task
 
-READ_BY_EVERY_TASK = ("images", "masks", "boxes", "ignore", "names")  # fields of Reading
+READ_BY_EVERY_TASK = ("images", "masks", "boxes", "ignore", "names", "corrections")  # fields of Reading
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ class IndexOptions:
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
     dry_run: DryRun = False
-    reading: Annotated[Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "without", "val"))] = (
-        AS_IT_IS
-    )
+    reading: Annotated[
+        Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "without", "corrections", "val"))
+    ] = AS_IT_IS
     batch: Batch = 64
     workers: Workers = 0
     as_json: Json = False

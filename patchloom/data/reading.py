@@ -45,6 +45,9 @@ class Reading:
     without: Annotated[
         PathText, _option("List of training images to leave out, as `check A --against B` writes it.", "LIST")
     ] = None
+    corrections: Annotated[
+        PathText, _option("Labels to change and images to drop, as the page of `audit` writes them.", "FILE")
+    ] = None
     # 'held-out' and folds validate on images of train and keep the data's own val, or test, unseen.
     val: Annotated[
         str | None,

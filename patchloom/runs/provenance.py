@@ -28,6 +28,7 @@ _SHAPE = {
     "init_weights?": str,
     "automatic_init?": bool,
     "options?": list[str],
+    "corrections?": str | None,
 }
 
 
@@ -48,6 +49,7 @@ class Provenance:
     init_weights: str = ""  # digest of the initial weights
     automatic_init: bool = False  # whether `--init auto` chose `init`
     options: tuple[str, ...] = ()  # recipe fields that the command set
+    corrections: str | None = None  # digest of what --corrections changes, '' for none; None if it was not stored
 
     def is_of(self, other: "Provenance") -> bool:
         """Return whether both have the same data: the same path, or the same images wherever they are."""

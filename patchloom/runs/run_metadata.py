@@ -30,6 +30,7 @@ _SHAPE = {
     "ignore?": int | None,
     "names?": _TEXT,
     "without?": _TEXT,
+    "corrections?": _TEXT,
     "val?": _TEXT,
     "init?": _TEXT,
     "ended?": str,
@@ -61,6 +62,7 @@ class RunMetadata:
     ignore: int | None = None
     names: str | None = None
     without: str | None = None
+    corrections: str | None = None
     val: str | None = None
     init: str | None = None  # value of --init
     ended: str = ""  # "finished", "no better", "time limit"

@@ -94,6 +94,24 @@ def refuse_other_start(folder: Path, record: Provenance) -> None:
     raise OtherRunError(f"{folder} began from {changed}", "start as before, or pass another folder with --out")
 
 
+def refuse_other_corrections(folder: Path, record: Provenance) -> None:
+    """Raise OtherRunError if the run began with other corrections of the labels."""
+    before = recorded(folder)
+    if before is None or before.corrections is None or before.corrections == record.corrections:
+        return
+    changed = (
+        "has changed since"
+        if before.corrections and record.corrections
+        else "is missing"
+        if before.corrections
+        else "is new"
+    )
+    raise OtherRunError(
+        f"{folder} began with other corrections of the labels: the file of --corrections {changed}",
+        "restore it, or pass another folder with --out",
+    )
+
+
 def refuse_fewer_options(folder: Path, record: Provenance) -> None:
     """Raise OtherRunError if the run began with options that this command does not have."""
     before = recorded(folder)

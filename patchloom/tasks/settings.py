@@ -119,6 +119,7 @@ class TrainingSettings:
     ignore: int | None = None
     names: str | None = None
     without: str | None = None
+    corrections: str | None = None
     val: str | None = None
 
     def __post_init__(self) -> None:

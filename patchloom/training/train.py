@@ -53,6 +53,7 @@ def train(
     ignore: int | None = None,
     names: str | None = None,
     without: str | None = None,
+    corrections: str | None = None,
     val: str | None = None,
     dry_run: bool = False,
 ) -> TrainingResult:
@@ -87,6 +88,7 @@ def train(
         ignore          mask value that means unlabeled
         names           file of class names for numbered classes
         without         list of training images to leave out, as `check A --against B` writes it
+        corrections     labels to change and images to drop, as the page of `audit` writes them
         val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; '2/5' on
                         fold 2 of 5 of train; 'test' on the test images, as published CIFAR results do
         strict          treat warnings about the data as errors: unreadable images, stray classes

@@ -97,6 +97,7 @@ def names() -> Files:
     yield "classes.txt", b"sky\ngrass\nroad\n"
     yield "objectInfo150.txt", b"Idx\tRatio\tTrain\tVal\tStuff\tName\n1\t0.15\t11664\t1172\t1\twall, house\n"
     yield "codes.csv", b"code,name\nn01440764,tench\nn01443537,goldfish\n"
+    yield "corrections.csv", b'path,action,label\nn01440764/0.png,relabel,"n01443537"\nn01443537/1.png,drop,\n'
 
 
 def labels() -> Files:

@@ -33,6 +33,7 @@ from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
+from patchloom.data.sources.corrections import correct, read_corrections
 from patchloom.data.sources.exclusions import read_list
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import split_specs
@@ -212,6 +213,10 @@ def _make_classes(folder: Path) -> None:
         place = folder / "data" / ("n01440764", "n01443537")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(number, 8)).save(place / f"{number}.png")
+
+
+def _corrected(folder: Path) -> None:
+    correct(find_source(str(folder / "data")), folder / "corrections.csv")
 
 
 def _source(name: str, **how: object) -> Callable[[Path], None]:
@@ -468,6 +473,8 @@ TARGETS: dict[str, Target] = {
             Reader("classes.csv", lambda folder: list(find_class_names([(FolderTree(folder), "")]))),
             Reader("names.txt", lambda folder: read_names(folder / "names.txt")),
             Reader("left_out.tsv", lambda folder: read_list(folder / "left_out.tsv")),
+            Reader("corrections.csv", lambda folder: read_corrections(folder / "corrections.csv")),
+            Reader("corrections.csv", _corrected, _make_classes),
         ),
     ),
     "labels": Target(

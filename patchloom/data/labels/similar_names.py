@@ -33,23 +33,24 @@ def tidy(source: Source) -> Source:
     )
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
+    """Return a class name without outer spaces and in Unicode's composed form."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def _merged(listing: Listing) -> tuple[Listing, list[str]]:
     """Return the listing with canonical names, where '' is not a class, and a note on merged names."""
-    canonical = [_canonical(name) for name in listing.names]
-    if canonical == list(listing.names):
+    plain = [canonical(name) for name in listing.names]
+    if plain == list(listing.names):
         return listing, []
-    names = tuple(dict.fromkeys(name for name in canonical if name))
+    names = tuple(dict.fromkeys(name for name in plain if name))
     number = {"": UNLABELED} | {name: i for i, name in enumerate(names)}
-    renumbered = np.array([*(number[name] for name in canonical), UNLABELED], dtype=np.int64)
+    renumbered = np.array([*(number[name] for name in plain), UNLABELED], dtype=np.int64)
     ways: dict[str, list[str]] = {}
-    for original, name in zip(listing.names, canonical, strict=True):
+    for original, name in zip(listing.names, plain, strict=True):
         ways.setdefault(name, []).append(original)
     levels = {
-        level: {_canonical(fine): _canonical(coarse) for fine, coarse in of.items()}
+        level: {canonical(fine): canonical(coarse) for fine, coarse in of.items()}
         for level, of in listing.levels.items()
     }
     merged = [f"{name_some(of)} are one class" for name, of in ways.items() if len(of) > 1 and name]

@@ -33,6 +33,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.archives import ARCHIVES, is_archive, open_archive
 from patchloom.data.sources.builtin import open_digits, open_shapes
 from patchloom.data.sources.class_folders import split_folders
+from patchloom.data.sources.corrections import correct
 from patchloom.data.sources.exclusions import leave_out
 from patchloom.data.sources.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.sources.labeled_folder import open_by_pattern, open_classes
@@ -205,11 +206,13 @@ def find_source(
     download: bool = False,
 ) -> Source:
     """Decide what `spec` is, one dataset or several, and list its images. Classes are not matched yet."""
-    inside = replace(reading, without=None, val=None)  # these two apply to the whole dataset
+    inside = replace(reading, without=None, corrections=None, val=None)  # these apply to the whole dataset
     opening = _Opening(inside, Path(root) if root is not None else None, strict, download)
     source = _find(spec, opening)
     if not len(source.train) and source.val is None:
         raise DataError(f"{source.name}: no images inside; expected at least one")
+    if reading.corrections is not None:
+        source = correct(source, Path(os.path.expanduser(reading.corrections)))
     if reading.without is not None:
         source = leave_out(source, Path(os.path.expanduser(reading.without)))
     return tidy(with_val(source, reading) if reading.val else source)

@@ -14,6 +14,7 @@ from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
 from patchloom.data.labels.unlabeled import missing_labels
+from patchloom.data.sources.corrections import corrections_digest
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import find_source
 from patchloom.data.splits import make_splits, share_of_train
@@ -56,6 +57,7 @@ from patchloom.tasks.provenance import (
     changes_since,
     recorded,
     refuse_fewer_options,
+    refuse_other_corrections,
     refuse_other_data,
     refuse_other_start,
     starting_record,
@@ -244,7 +246,7 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         whole = planner.with_targets(make_splits(source, copies=copies, **options))
         opened = opened.changed(splits=share_of_train(whole, share))
     record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
-    record = replace(record, options=options_set(settings))
+    record = replace(record, options=options_set(settings), corrections=corrections_digest(settings.corrections))
     planned = _PlacedRun(opened, resolved, record)
 
     def in_folder(folder: Path, why: str) -> _PlacedRun:
@@ -306,6 +308,7 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
         recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
         resolved = replace(resolved, recipe=recipe, choices=choices)
     refuse_other_start(folder, record)
+    refuse_other_corrections(folder, record)
     same_run(folder, resolved.recipe)
     if settings.out is None:
         refuse_fewer_options(folder, record)

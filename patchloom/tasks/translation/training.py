@@ -40,7 +40,7 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 # Settings that are about images.
 _IMAGE_OPTIONS = (
     *("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit"),
-    *("without", "val"),
+    *("without", "corrections", "val"),
 )
 
 

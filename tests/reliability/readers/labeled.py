@@ -17,7 +17,7 @@ from patchloom.data.checking.check import check
 from patchloom.data.datasets import Listing
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
-from patchloom.data.sources.source import open_data
+from patchloom.data.sources.source import find_source, open_data
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom_runtime.errors import DataError
 from tests.reliability.readers.reader import CLASSES, Reader, checked, copy, made, pixels, png
@@ -127,7 +127,22 @@ def make_real(seeds: Path, folder: Path) -> None:
     (folder / "real.json").write_text(json.dumps([[1], [2, 3], [], [4]]))
 
 
+def make_corrections(seeds: Path, folder: Path) -> None:
+    """Corrections of a table beside pictures."""
+    make_labels(seeds, folder)
+    (folder / "corrections.csv").write_text(
+        f"path,action,label\n0.png,relabel,{CLASSES[1]}\n1.png,drop,\n2.png,keep,\n"
+    )
+
+
+def read_corrected(seeds: Path, folder: Path) -> Any:
+    """The corrected rows of each split."""
+    source = find_source(str(folder / "labels.csv"), reading=Reading(corrections=folder / "corrections.csv"))
+    return {split: list(_rows(listing)) for split, listing in source.listings.items()}
+
+
 LABELED: dict[str, Reader] = {
+    "corrections": Reader(make_corrections, read_corrected, {"corrections.csv": "csv"}),
     "labels": Reader(
         make_labels,
         partial(look_through, name="labels.csv"),
