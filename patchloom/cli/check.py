@@ -111,7 +111,8 @@ def _print(
     counted = splits if len(report.splits) > 1 else f"{report.images:,} {report.unit}s, no val split"
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
-    task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
+    names = {"segment": "segmentation", "detect": "detection", "multilabel": "multi-label", "regress": "regression"}
+    task = f"{names[report.task]}, " if report.task in names else ""
     decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
     print_result(f"{options.data_text}  {task}{classes}{counted}   {speed}")

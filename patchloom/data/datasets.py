@@ -11,7 +11,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -20,6 +21,9 @@ from patchloom.data.images.image_store import NOT_LABELED, ImageStore, Mask, Obj
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import MAX_PIXELS, WHOLE, decode_shrunk
 from patchloom_runtime.images.samples import PARTS, UNLABELED, LayerKind, Sample, checked_boxes, checked_layer
+
+if TYPE_CHECKING:
+    from patchloom.data.targets import ImageTargets  # predicting does not need it
 
 Progress = Callable[[int, int], None]  # images done, and their total
 
@@ -57,6 +61,11 @@ class ImageSet(Protocol):
     @property
     def labels(self) -> np.ndarray:
         """(len,) int64 class numbers, UNLABELED for images without a label."""
+        ...
+
+    @property
+    def targets(self) -> "ImageTargets | None":
+        """Labels or numbers of each image that are learned instead of its class, or None."""
         ...
 
     @property
@@ -113,9 +122,39 @@ class Listing:
     labels: np.ndarray  # (len,) int64
     names: tuple[str, ...]
     levels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    targets: "ImageTargets | None" = None  # a file may have several labels, or numbers, in addition to `labels`
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def subset(self, positions: np.ndarray) -> "Listing":
+        """Return some of the images, by position or by a mask of booleans."""
+        targets = self.targets and self.targets.rows(positions)
+        return replace(self, rows=self.rows[positions], labels=self.labels[positions], targets=targets)
+
+    @cached_property
+    def is_classified(self) -> bool:
+        """Whether an image has a class. Without any, the images have other targets, masks or boxes, or nothing."""
+        return bool(np.any(self.labels != UNLABELED))
+
+    @property
+    def learned(self) -> "ImageTargets | None":
+        """The targets, unless the images have classes, which come first."""
+        return None if self.is_classified else self.targets
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Images of each class of `names`, or to which each label applies."""
+        if self.learned is not None:
+            return self.learned.counts
+        return np.bincount(self.labels[self.labels != UNLABELED], minlength=len(self.names))
+
+    def labels_of(self, position: int) -> list[str]:
+        """Return the class of an image, or the labels that apply to it."""
+        if self.learned is not None:
+            return self.learned.labels_of(position)
+        label = int(self.labels[position])
+        return [] if label == UNLABELED else [self.names[label]]
 
 
 @dataclass(frozen=True)
@@ -158,9 +197,15 @@ class LabeledImages:
     notes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     categories: tuple[int, ...] | None = None  # box class of each of `images.object_names`; −1 drops its boxes
+    targets: "ImageTargets | None" = None  # learned instead of `labels`; their names are those of `classes`
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def subset(self, positions: np.ndarray) -> "LabeledImages":
+        """Return some of the images, by position."""
+        targets = self.targets and self.targets.rows(positions)
+        return replace(self, rows=self.rows[positions], labels=self.labels[positions], targets=targets)
 
     def with_object_names(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "LabeledImages":
         """Return a copy whose box classes index `names`; `coarse` maps names to those of a coarser level."""

@@ -20,6 +20,7 @@ from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
 from patchloom.data.labels.unlabeled import missing_labels
 from patchloom.data.reading import Reading
+from patchloom.data.targets import STRATA, ImageTargets, hold_out_labels
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 
@@ -62,7 +63,7 @@ def make_splits(
         else:
             remaining, held_out = split_rows(train, val_fraction, seed, copies)
             why = "no val split"
-        train, val = _subset(train, remaining), _subset(train, held_out)
+        train, val = train.subset(remaining), train.subset(held_out)
         together = ", copies together" if copies else ""
         unused = "; test stays unseen" if source.test is not None else ""
         total = len(train) + len(val)
@@ -100,7 +101,7 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[L
         return None, (f"{error}; test is not used",)
     images = test.images
     annotated = bool(images.object_names or images.mask_names) or images.mask_ignore is not None
-    if len(table) and not annotated and np.all(test.labels == UNLABELED):
+    if len(table) and not annotated and test.targets is None and np.all(test.labels == UNLABELED):
         return None, (f"the {len(test):,} images of test have no labels: they can be predicted, not evaluated",)
     return test, test.notes
 
@@ -110,7 +111,7 @@ def usable_classes(
 ) -> tuple[ClassTable, list[str]]:
     """Return the class table of train, and notes. Raise DataError if it is not sufficient for the task."""
     images = source.train.images
-    classify = labeled and not (images.mask_names or images.object_names)
+    classify = labeled and not (images.mask_names or images.object_names) and source.train.learned is None
     if classify and np.any(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     table, notes = class_table(source.train, strict=strict, where=source.name)
@@ -132,15 +133,15 @@ def class_table(listing: Listing, *, strict: bool = False, where: str = "train")
 
     `where` names the source in messages about levels.
     """
-    labels = listing.labels[listing.labels != UNLABELED]
-    counts = np.bincount(labels, minlength=len(listing.names))
+    counts = listing.counts
     if len(counts) > len(listing.names):
         row = int(np.argmax(listing.labels))
         where = listing.images.where(int(listing.rows[row]))
         raise DataError(f"{where}: label {listing.labels[row]} is outside 0…{len(listing.names) - 1}")
     # If no image has a label (masks, boxes), the names are those of objects, and all of them are used.
-    used = [i for i in range(len(listing.names)) if counts[i] or not len(labels)]
-    empty = [name for name, count in zip(listing.names, counts, strict=True) if not count and len(labels)]
+    labeled = bool(np.any(counts))
+    used = [i for i in range(len(listing.names)) if counts[i] or not labeled]
+    empty = [name for name, count in zip(listing.names, counts, strict=True) if not count and labeled]
     notes = []
     if empty:
         problem = f"no images in train for {name_some(empty)}"
@@ -183,8 +184,28 @@ def match(
         if strict:
             raise DataError(f"{problem}; add images of it to train, or turn strict off to leave it out")
         notes = (*notes, f"{problem}; left out")
+    targets = listing.learned
+    if targets is not None:
+        notes = (*notes, *_unmatched_names(targets, table, strict=strict, what=what, known_by=known_by))
+        targets = targets.named(table.names)
     known = np.flatnonzero(labels != _UNKNOWN)
-    return LabeledImages(listing.images, listing.rows[known], labels[known], table, notes)
+    matched = LabeledImages(listing.images, listing.rows, labels, table, notes, targets=targets)
+    return matched if len(known) == len(labels) else matched.subset(known)
+
+
+def _unmatched_names(
+    targets: ImageTargets, table: ClassTable, *, strict: bool, what: str, known_by: str
+) -> tuple[str, ...]:
+    """Return a note on labels or numbers that the table does not have. With `strict`, or if it has none, raise one."""
+    counts = dict(zip(targets.names, targets.counts.tolist(), strict=True))
+    unknown = [name for name, count in counts.items() if count and name not in table.names]
+    if not unknown:
+        return ()
+    problem = f"{what} has {targets.kind} that {known_by} does not have: "
+    problem += name_some(unknown, [counts[name] for name in unknown])
+    if strict or not set(targets.names) & set(table.names):
+        raise DataError(f"{problem}; {known_by} has {name_some(table.names)}")
+    return (f"{problem}; left out",)
 
 
 def split_rows(
@@ -192,12 +213,16 @@ def split_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the remaining and the held-out positions, with each group of `copies` on one side.
 
-    Of every class, `fraction` of the images are held out, as closely as whole groups allow. A class with two images
-    that are not copies has at least one on each side.
+    Of every class, or label, `fraction` of the images are held out, as closely as whole groups allow. A class with two
+    images that are not copies has at least one on each side. Numbers are held out in proportion to their quantiles.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
-    labels = images.labels.tolist()
+    targets = images.targets
+    if targets is not None and targets.kind == "labels":
+        mask = hold_out_labels(_units(images, seed, copies), targets.values, fraction)
+        return np.flatnonzero(~mask), np.flatnonzero(mask)
+    labels = (images.labels if targets is None else targets.strata()).tolist()
     sizes = Counter(labels)
     wanted = {label: min(max(round(fraction * size), 1), size - 1) for label, size in sizes.items()}
     taken: Counter[int] = Counter()
@@ -226,9 +251,17 @@ def split_rows(
 def fold_numbers(images: LabeledImages, folds: int, seed: int, copies: Sequence[Sequence[int]] = ()) -> np.ndarray:
     """Return the fold of each image, 1 to `folds`, with each group of `copies` in one fold.
 
-    Every class is spread over the folds as evenly as whole groups allow; folds of equal need are filled smallest first.
+    Every class or label is spread over the folds as evenly as whole groups allow; folds of equal need are filled
+    smallest first.
     """
-    labels = images.labels.tolist()
+    targets = images.targets
+    classes_of: list[tuple[int, ...]] = [(label,) for label in images.labels.tolist()]
+    if targets is not None:
+        present = targets.values > 0 if targets.kind == "labels" else targets.strata()[:, None] == np.arange(STRATA)
+        classes_of = [tuple(np.flatnonzero(row).tolist()) for row in present]
+    # An image with several labels goes where the rare ones are missing.
+    counts = Counter(label for labels in classes_of for label in labels)
+    weights = {label: 1.0 if targets is None else 1 / count for label, count in counts.items()}
     units = _units(images, seed, copies)
     if len(units) < folds:
         together = ", counting copies of one image once" if copies else ""
@@ -238,9 +271,13 @@ def fold_numbers(images: LabeledImages, folds: int, seed: int, copies: Sequence[
     sizes = [0] * folds
     # Large groups first, while every fold has room for them. The sort is stable: the order of `_units` decides ties.
     for unit in sorted(units, key=len, reverse=True):
-        classes = {labels[i] for i in unit}
-        fold = min(range(folds), key=lambda fold: (sum(images_of_class[fold][c] for c in classes), sizes[fold], fold))
-        images_of_class[fold].update(labels[i] for i in unit)
+        classes = sorted({label for i in unit for label in classes_of[i]})
+
+        def already(fold: int, classes: Sequence[int] = classes) -> tuple[float, int, int]:
+            return sum(weights[c] * images_of_class[fold][c] for c in classes), sizes[fold], fold
+
+        fold = min(range(folds), key=already)
+        images_of_class[fold].update(label for i in unit for label in classes_of[i])
         sizes[fold] += len(unit)
         numbers[list(unit)] = fold + 1
     return numbers
@@ -308,8 +345,7 @@ def listings_by_split(
     split_of_row = np.array(splits)
 
     def pick(chosen: list[str]) -> Listing:
-        rows = np.flatnonzero(np.isin(split_of_row, chosen))
-        return replace(whole, rows=whole.rows[rows], labels=whole.labels[rows])
+        return whole.subset(np.flatnonzero(np.isin(split_of_row, chosen)))
 
     notes = (f"rows of other splits, not used: {', '.join(names.unused)}",) if names.unused else ()
     if len(names.train) > 1 and not names.val and not names.test and not any(map(_is_train, names.train)):
@@ -351,15 +387,18 @@ def share_of_train(splits: Splits, share: float) -> Splits:
     train = splits.train
     if share >= 1 or not isinstance(train, LabeledImages):
         return splits
-    labels = train.labels
+    labels, targets = train.labels, train.targets
     left = {int(label): max(1, round(share * int(np.sum(labels == label)))) for label in np.unique(labels)}
+    kept = np.zeros(len(train.classes), bool)  # labels that apply to an image that was chosen
     chosen = []
     for (position,) in _units(train, 0, ()):
-        if left[int(labels[position])]:
-            left[int(labels[position])] -= 1
+        new = targets.values[position] > 0 if targets is not None and targets.kind == "labels" else kept
+        if left[int(labels[position])] or np.any(new & ~kept):
+            left[int(labels[position])] = max(0, left[int(labels[position])] - 1)
+            kept |= new
             chosen.append(position)
     note = f"{len(chosen):,} of the {len(train):,} training images are used (train_share {share:g})"
-    return replace(splits, train=_subset(train, np.sort(np.array(chosen))), notes=(*splits.notes, note))
+    return replace(splits, train=train.subset(np.sort(np.array(chosen))), notes=(*splits.notes, note))
 
 
 def at_level(images: LabeledImages, level: str) -> LabeledImages:
@@ -367,7 +406,7 @@ def at_level(images: LabeledImages, level: str) -> LabeledImages:
     check_level(level, images.classes.levels)
     names, coarse = images.classes.levels[level]
     labels = np.array([*coarse, UNLABELED], dtype=np.int64)[images.labels]
-    return LabeledImages(images.images, images.rows, labels, ClassTable(names), images.notes)
+    return replace(images, labels=labels, classes=ClassTable(names))
 
 
 def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
@@ -384,13 +423,3 @@ def coarsen(listing: Listing, level: str) -> Listing:
     names = tuple(sorted(set(coarse)))
     number = np.array([*(names.index(name) for name in coarse), UNLABELED], dtype=np.int64)
     return replace(listing, labels=number[listing.labels], names=names, levels={})
-
-
-def _subset(images: LabeledImages, positions: np.ndarray) -> LabeledImages:
-    return LabeledImages(
-        images.images,
-        images.rows[positions],
-        images.labels[positions],
-        images.classes,
-        images.notes,
-    )

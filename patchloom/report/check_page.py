@@ -14,7 +14,6 @@ from patchloom.data.checking.survey import ImageLocation
 from patchloom.data.datasets import Listing
 from patchloom.report.page import data_uri, write_page
 from patchloom_runtime.errors import DataError
-from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
 THUMBNAIL = 96  # pixels
@@ -108,10 +107,10 @@ def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
     rows: dict[str, dict[str, list[int]]] = {}
     unreadable = {(bad.place.split, bad.place.row) for bad in report.unreadable}
     for split, listing in report.listings.items():
-        for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
+        for position, row in enumerate(listing.rows.tolist()):
             if (split, row) not in unreadable:
-                name = "" if label == UNLABELED else listing.names[label]
-                rows.setdefault(name, {}).setdefault(split, []).append(row)
+                for name in listing.labels_of(position) or [""]:
+                    rows.setdefault(name, {}).setdefault(split, []).append(row)
     sheets = []
     for name in sorted(rows)[:MAX_CLASSES]:
         split, members = next(iter(rows[name].items()))

@@ -42,7 +42,7 @@ class Provenance:
     classes: tuple[str, ...]
     train: int  # images
     val: int
-    rows: str  # digest of image names and classes, in order
+    rows: str  # digest of image names and classes or other targets, in order
     contents: str  # digest of the image files, or the fingerprint of images that are not files; '' if there is none
     place: str | None = None  # absolute path or spec of the data; None if it was not stored
     init: str | None = None  # value of --init, '' for none; None if it was not stored
@@ -64,6 +64,8 @@ def provenance_of(splits: Splits, survey: Survey | None = None) -> Provenance:
         for i, label in enumerate(images.labels.tolist()):
             line = f"{images.key(i)}\0{'' if label < 0 else images.classes.names[label]}\n"
             rows.update(line.encode("utf-8", "surrogateescape"))
+            if images.targets is not None:
+                rows.update(images.targets.values[i].tobytes())
         rows.update(b"\0")
     digests = b"".join(digest for split in ("train", "val") for digest in survey.digests(split)) if survey else b""
     contents = hashlib.sha256(digests).hexdigest() if survey else _fingerprints(splits)

@@ -32,6 +32,8 @@ def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
     except (DataError, UsageError):
         return task_of_method(None), settings  # planning raises the error
     word, why = task_of_data(source)
+    if word not in known:
+        return task_of_method(None), settings  # planning raises an error about the targets
     return known[word], _with(settings, task=word, why_task=why, source=source)
 
 

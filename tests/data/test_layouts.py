@@ -14,7 +14,7 @@ from patchloom.data.annotations.evidence import Evidence
 from patchloom.data.annotations.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.checking.check import check
 from patchloom.data.datasets import Source
-from patchloom.data.labels.unlabeled import task_of_data
+from patchloom.data.labels.unlabeled import missing_labels, task_of_data
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data, split_source
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
@@ -342,19 +342,21 @@ def test_splits_that_differ_by_a_folder_have_one_class_list(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("column", "cells", "task"),
     [
-        ("score", [f"{i / 7:.3f}" for i in range(30)], "regression"),
-        ("label", ["0.5", "1.5"] * 15, "regression"),
-        ("age", [str(20 + i % 25) for i in range(90)], "regression"),
-        ("label", [str(i) for i in range(30)], "regression"),
-        ("tags", ["cat|dog", "cat", "dog|cow"] * 10, "multi-label"),
+        ("score", [f"{i / 7:.3f}" for i in range(30)], "regress"),
+        ("label", ["0.5", "1.5"] * 15, "regress"),
+        ("age", [str(20 + i % 25) for i in range(90)], "regress"),
+        ("label", [str(i) for i in range(30)], "regress"),
+        ("tags", ["cat|dog", "cat", "dog|cow"] * 10, "multilabel"),
     ],
 )
-def test_labels_of_another_task_are_said(column, cells, task, tmp_path) -> None:
+def test_labels_of_another_task_suggest_it(column, cells, task, tmp_path) -> None:
     photos(tmp_path, *(f"{i}.jpg" for i in range(len(cells))))
     write(tmp_path, "labels.csv", "\n".join([f"path,{column}", *(f"{i}.jpg,{cell}" for i, cell in enumerate(cells))]))
-    with pytest.raises(DataError, match=task) as raised:
-        find_source(tmp_path)
-    assert repr(column) in str(raised.value)
+    source = find_source(tmp_path)
+    assert task_of_data(source)[0] == task
+    assert not source.train.is_classified
+    assert any(repr(column) in note for note in source.notes)
+    assert f"--task {task} " in missing_labels(source.train)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monk
         open_data(file)
 
 
-@pytest.mark.parametrize(("labels", "given"), [([0, 10**9], "1000000000"), ([0.5, 1.5], "0.5"), ([True, None], "True")])
+@pytest.mark.parametrize(("labels", "given"), [([0, 10**9], "1000000000"), ([True, None], "True")])
 def test_labels_that_are_no_class_numbers(tmp_path, labels, given):
     file = write(tmp_path / "a.parquet", image=[png(1), png(2)], label=labels)
     with pytest.raises(DataError, match=facts("a.parquet", "'label'", given)):

@@ -38,6 +38,10 @@ class Blend:
         targets = targets * (1 - smoothing) + smoothing / num_classes
         return torch.lerp(targets.flip(0), targets, self.weight) if self.weight < 1.0 else targets
 
+    def vectors(self, targets: Tensor) -> Tensor:
+        """Blend labels or numbers (B, K); a value that is unknown (NaN) of either image stays unknown."""
+        return torch.lerp(targets.flip(0), targets, self.weight) if self.weight < 1.0 else targets
+
 
 def draw_blend(
     height: int,

@@ -66,6 +66,7 @@ class Store:
     layers: dict[str, Tensor] = field(default_factory=dict)  # each (N, h, w)
     outside: dict[str, int] = field(default_factory=dict)  # fill value of each layer outside the image
     boxes: Tensor | None = None  # (N, most per image, 6), NaN for missing boxes
+    targets: Tensor | None = None  # (N, K) float32, NaN for unknown values
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -94,6 +95,7 @@ def decode_all(
         timeout_s=timeout_s,
     )
     shapes, labels, done = transform.shapes(dataset.parts), torch.empty(len(dataset), dtype=torch.int64), 0
+    targets: list[Tensor] = []
     pixels = torch.empty((len(dataset), *shapes.pop("image")), dtype=torch.uint8, device=device)
     layers: dict[str, Tensor] = {}
     boxes: list[Boxes] = []
@@ -102,6 +104,7 @@ def decode_all(
             rows = slice(done, done + len(batch))
             pixels[rows] = batch.images.permute(0, 2, 3, 1).to(device)
             labels[rows] = batch.labels
+            targets += [] if batch.targets is None else [batch.targets]
             for name, part in batch.parts.items():
                 if isinstance(part, Boxes):
                     boxes.append(part)
@@ -112,7 +115,8 @@ def decode_all(
             done = rows.stop
     outside = {name: kind.outside for name, kind in dataset.layers.items()}
     all_boxes = padded(boxes).to(device) if boxes else None
-    return Store(pixels, labels.to(device), loader.broken, layers, outside, all_boxes)
+    all_targets = torch.cat(targets).to(device) if targets else None
+    return Store(pixels, labels.to(device), loader.broken, layers, outside, all_boxes, all_targets)
 
 
 class UnevenSizesError(DataError):
@@ -216,7 +220,8 @@ class DeviceLoader:
                 images, *parts = self._augmented(index.repeat(len(self._views)), draws.values, draws.field)
             else:
                 images, parts = self._store.pixels[index].permute(0, 3, 1, 2), self._stored_parts(index)
-            yield ImageBatch(images, self._store.labels[index], index, self._named(parts))
+            targets = None if self._store.targets is None else self._store.targets[index]
+            yield ImageBatch(images, self._store.labels[index], index, self._named(parts), targets)
 
     def sample(self, count: int) -> ImageBatch:
         """Return the first `count` images of the run, on which the cost of a step is measured."""
@@ -391,6 +396,8 @@ def make_evaluation_loader(
         store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s)
         if store.broken:  # a replacement must not count
             store.labels[torch.tensor(list(store.broken))] = UNLABELED
+            if store.targets is not None:
+                store.targets[torch.tensor(list(store.broken))] = torch.nan
         return DeviceLoader(store, None, transform.image_size, **shared)
     shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
     return Loader(dataset, transform, pin=device.type == "cuda", **shared)

@@ -75,6 +75,7 @@ class Loader:
         self.plan = SamplingPlan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
         self.broken: dict[int, str] = {}
         self._labels = torch.from_numpy(np.asarray(dataset.labels, np.int64))
+        self._targets = torch.from_numpy(dataset.targets.values) if dataset.targets is not None else None
         self._pin = pin
         self._parts = max(1, workers)
         self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
@@ -129,7 +130,8 @@ class Loader:
                     index[rows][row] = used
             images = buffers.pop("image").permute(0, 3, 1, 2)
             parts: Parts = {**buffers, **{name: Boxes.of(arrays) for name, arrays in ragged.items()}}
-            yield ImageBatch(images, self._labels[index], index, parts)
+            targets = None if self._targets is None else self._targets[index]
+            yield ImageBatch(images, self._labels[index], index, parts, targets)
 
     def sample(self, count: int) -> ImageBatch:
         """Return the first `count` images of the run, made in this process; the cost of a step is measured on them."""

@@ -60,6 +60,7 @@ class ViewBatch:
     labels: Tensor  # (B,) int64
     index: Tensor  # (B,) int64, in the dataset
     parts: list[Parts] = field(default_factory=list)  # per view; empty if none are requested
+    targets: Tensor | None = None  # (B, K) float32, as in `ImageBatch`
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,7 +70,8 @@ class ViewBatch:
         views = [view.to(device, non_blocking=non_blocking) for view in self.views]
         labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.labels, self.index))
         parts = [{name: part.to(device, non_blocking=non_blocking) for name, part in own.items()} for own in self.parts]
-        return ViewBatch(views, labels, index, parts)
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=non_blocking)
+        return ViewBatch(views, labels, index, parts, targets)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class ManyViews:
             own |= {name: split[number] for name, split in layers.items()}
             if (name := _boxes_of(number)) in batch.parts:
                 own["boxes"] = batch.parts[name]
-        return ViewBatch([view.permute(0, 3, 1, 2) for view in pixels], batch.labels, batch.index, parts)
+        views = [view.permute(0, 3, 1, 2) for view in pixels]
+        return ViewBatch(views, batch.labels, batch.index, parts, batch.targets)
 
     def _split(self, rows: Tensor) -> list[Tensor]:
         """Split (B, 1, pixels, …) into (B, H, W, …) of each view."""
@@ -146,7 +149,8 @@ class ViewLoader:
             return self._joined.separate(first)
         size = len(first.index)
         views = [view for batch in batches for view in batch.images.split(size)]
-        return ViewBatch(views, first.labels, first.index, [own for batch in batches for own in _parts_of(batch, size)])
+        parts = [own for batch in batches for own in _parts_of(batch, size)]
+        return ViewBatch(views, first.labels, first.index, parts, first.targets)
 
     def sample(self, count: int) -> ViewBatch:
         """Return the first `count` images of the run, made in this process; the cost of a step is measured on them."""

@@ -5,26 +5,22 @@ images, the same image in train and val or under two labels. The data is never w
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-
-import numpy as np
 
 from patchloom.data.annotations.faults import NO_OBJECTS
 from patchloom.data.checking.check_report import CheckReport, Group, OddImage
 from patchloom.data.checking.overlap import against as compare_with
 from patchloom.data.checking.scan_cache import ImageScan
-from patchloom.data.checking.survey import ImageLocation, find_copies, survey
-from patchloom.data.datasets import Listing, Progress, Source
+from patchloom.data.checking.survey import ImageLocation, Survey, find_copies, survey
+from patchloom.data.datasets import Progress, Source
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences
 from patchloom_runtime.errors import UsageError, with_near_options
-from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
 STRIP_RATIO = 8  # long side divided by the short side, from which an image is odd
@@ -81,7 +77,7 @@ def check(
         task=task,
         annotated=annotated,
         splits={split: len(listing) for split, listing in scanned.listings.items()},
-        classes=_classes(scanned.listings, places),
+        classes=_classes(scanned),
         widths=_spread([scan.width for scan in scans]),
         heights=_spread([scan.height for scan in scans]),
         unreadable=scanned.unreadable,
@@ -132,13 +128,17 @@ def _locations(groups: Sequence[Sequence[int]], places: Sequence[ImageLocation])
     return tuple(tuple(places[i] for i in group) for group in groups)
 
 
-def _classes(listings: dict[str, Listing], readable: Sequence[ImageLocation]) -> dict[str, dict[str, int]]:
-    """Count images per class and split, including empty classes. Data with only masks or boxes have no classes."""
-    if all(np.all(listing.labels == UNLABELED) for listing in listings.values()):
+def _classes(scanned: Survey) -> dict[str, dict[str, int]]:
+    """Count readable images per class and split, including empty classes. Masks, boxes and numbers have no classes."""
+    listings = scanned.readable().listings
+    learned = scanned.source.train.learned
+    if not any(listing.is_classified for listing in listings.values()) and (not learned or learned.kind == "numbers"):
         return {}
     names = sorted({name for listing in listings.values() for name in listing.names})
-    counts = Counter((place.label, place.split) for place in readable)
-    return {name: {split: counts[name, split] for split in listings} for name in names}
+    counts = {
+        split: dict(zip(listing.names, listing.counts.tolist(), strict=True)) for split, listing in listings.items()
+    }
+    return {name: {split: own.get(name, 0) for split, own in counts.items()} for name in names}
 
 
 def _odd_images(places: Sequence[ImageLocation], scans: Sequence[ImageScan]) -> Iterator[OddImage]:

@@ -124,7 +124,7 @@ class CheckReport:
             yield f"{kind}, {_count(count, 'time')}"
 
     def _class_problems(self) -> Iterator[str]:
-        if len(self.classes) == 1:
+        if len(self.classes) == 1 and self.task == "classify":
             yield (
                 f"one class ({next(iter(self.classes))!r}); classification needs two: add a folder for another class, "
                 "or train with --recipe dino, which needs none"

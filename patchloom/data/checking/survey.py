@@ -17,7 +17,6 @@ from patchloom.data.checking.scan_cache import ImageScan
 from patchloom.data.datasets import Fault, Listing, Progress, Source
 from patchloom.data.splits import class_table
 from patchloom_runtime.errors import DataError
-from patchloom_runtime.images.samples import UNLABELED
 
 LISTED_FILES = 3  # in a message
 
@@ -28,7 +27,7 @@ class ImageLocation:
 
     where: str
     split: str
-    label: str  # '' if it has none
+    label: str  # its class, or its labels; '' if it has none
     row: int  # in the images of its split
 
 
@@ -76,7 +75,7 @@ class Survey:
         def good(split: str) -> Listing:
             listing = self.listings[split]
             usable = np.array([(split, row) not in bad for row in listing.rows.tolist()], dtype=bool)
-            return replace(listing, rows=listing.rows[usable], labels=listing.labels[usable])
+            return listing.subset(usable)
 
         val = good("val") if "val" in self.listings else None
         test = good("test") if "test" in self.listings else None
@@ -145,8 +144,8 @@ def find_copies(scans: Sequence[ImageScan], places: Sequence[ImageLocation], lis
 
 
 def _places(split: str, listing: Listing) -> Iterator[ImageLocation]:
-    for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
-        yield ImageLocation(listing.images.where(row), split, "" if label == UNLABELED else listing.names[label], row)
+    for position, row in enumerate(listing.rows.tolist()):
+        yield ImageLocation(listing.images.where(row), split, ", ".join(listing.labels_of(position)), row)
 
 
 def pixel_digests(

@@ -25,6 +25,7 @@ class ImageBatch:
     labels: Tensor  # (B,) int64
     index: Tensor  # (B,) int64, positions in the dataset
     parts: "Parts" = field(default_factory=dict)  # name → (B, H, W) integers of a layer, or boxes
+    targets: Tensor | None = None  # (B, K) float32: labels that apply (1) or not (0), or numbers; NaN if unknown
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -41,7 +42,8 @@ class ImageBatch:
         tensors = (self.images, self.labels, self.index)
         images, labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
-        return ImageBatch(images, labels, index, parts)
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=non_blocking)
+        return ImageBatch(images, labels, index, parts, targets)
 
 
 def normalize(images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Tensor:

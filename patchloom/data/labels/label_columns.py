@@ -1,14 +1,20 @@
-"""The meaning of the columns of a labels file: classes, levels above them, splits, or none of these.
+"""The meaning of the columns of a labels file: classes, labels or numbers, levels above classes, splits.
 
 The classes are in the column that the user chose, or else the first with a usual name, or else in 0/1 columns named by
-the classes, or else in the only column of words. Of several labels in a cell the first is used.
+the classes, or else in the only column of words. If cells have several labels, or several of the 0/1 columns apply,
+these are labels of which any number applies (`ImageTargets`), as are several columns that the user chose; if few do,
+the first is the class. Columns of numbers are also read as numbers.
 """
 
+import math
 import re
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from patchloom.data.labels.label_table import (
     LABEL_NAMES,
@@ -19,6 +25,7 @@ from patchloom.data.labels.label_table import (
     says_split,
     shortened,
 )
+from patchloom.data.targets import ImageTargets, labels_of_lists, numbers_of_columns
 from patchloom_runtime.errors import UsageError, nearest
 
 _LABEL_WORDS = frozenset({"label", "class", "category", "species", "breed", "target", "diagnosis"})
@@ -37,18 +44,24 @@ class ColumnMeanings:
     labels: list[str]  # '' for none
     label_column: str  # description for messages
     numbers: bool  # True if the labels are class numbers
-    several: int  # rows with several labels, of which the first is used
+    several: int  # rows with several labels, of which the first is the class
+    uneven: int  # rows with several labels, or in 0/1 columns with none
+    targets: ImageTargets | None  # all labels of each row, or its numbers
     levels: dict[str, list[str]]  # candidates for levels above the classes
     splits: list[str] | None
     split_column: str  # description for messages
     left_out: list[str]  # names of unused columns
     chosen: bool = False  # True if the user named the column
     like_classes: bool = True  # True if it has a usual name for classes
+    many_columns: bool = False  # True if the user named several columns
 
     def other_task(self) -> str:
         """Return why these labels are not one class per image, and which task they suggest; '' if they are."""
-        if self.several > 1 and self.several > _MULTI_LABEL * len(self.labels):
-            rows = f"{self.several:,} of {len(self.labels):,} rows have several labels"
+        if self.many_columns and self.targets is not None:
+            task = "multi-label classification" if self.targets.kind == "labels" else "regression"
+            return f"{self.label_column} have one target each, which suggests {task}"
+        if self.uneven > max(1, _MULTI_LABEL * len(self.labels)):
+            rows = f"{self.uneven:,} of {len(self.labels):,} rows do not have exactly one label"
             return f"{rows} ({self.label_column}), which suggests multi-label classification"
         numbers = sorted({label for label in self.labels if label}) if _are_numbers(self.labels) else []
         listed = f"{', '.join(numbers[:3])} …"
@@ -67,15 +80,26 @@ def understand(table: Table, label_column: str | None) -> ColumnMeanings:
     kinds = {i: _kind(table.column(i)) for i in rest}
     words = [i for i in rest if kinds[i] == "words"]
     hot = [i for i in rest if kinds[i] == "flags"] if table.headed and label_column is None else []
-    chosen = _chosen_column(table, label_column) if label_column is not None else _named(table, rest, kinds)
-    if chosen is None and len(hot) > 1 and (not words or _one_each(table, hot)):
-        labels, several = _from_flags(table, hot)
+    several_chosen = _chosen_columns(table, label_column) if label_column is not None else []
+    chosen = _named(table, rest, kinds) if label_column is None else several_chosen[0]
+    targets, uneven = None, 0
+    if len(several_chosen) > 1:
+        targets, labels, several = _of_columns(table, several_chosen), [""] * len(table.rows), 0
+        description, numbers = f"columns {', '.join(map(table.name, several_chosen))}", False
+        read = {*several_chosen}
+    elif chosen is None and len(hot) > 1 and (not words or _one_each(table, hot)):
+        targets, labels, several, uneven = _from_flags(table, hot)
         description, numbers = f"{len(hot)} columns of 0 and 1", False
         read = {*hot}
     else:
         chosen = _only(table, rest, kinds) if chosen is None else chosen
-        labels, several = _first_labels(table.column(chosen))
-        description, numbers = f"column {table.name(chosen)}", _are_numbers(labels)
+        lists = _label_lists(table.column(chosen))
+        labels, several = [names[0] if names else "" for names in lists], sum(len(names) > 1 for names in lists)
+        description, numbers, uneven = f"column {table.name(chosen)}", _are_numbers(labels), several
+        if several:
+            targets = labels_of_lists(lists, table.title)
+        elif numbers:
+            targets = _numbers(table, [chosen])
         read = {chosen}
     classes = len(set(labels) - {""})
     candidates = [i for i in rest if i not in read and _may_be_level(table, i, kinds[i], classes)]
@@ -86,8 +110,8 @@ def understand(table: Table, label_column: str | None) -> ColumnMeanings:
     usual = {*_LABEL_WORDS, *LABEL_NAMES, "id", "code"}
     called = set(plain(table.columns[chosen]).split("_")) if chosen is not None and table.headed else usual
     return ColumnMeanings(
-        labels, description, numbers, several, levels, splits, split_column, left_out, label_column is not None,
-        bool(called & usual),
+        labels, description, numbers, several, uneven, targets, levels, splits, split_column, left_out,
+        label_column is not None, bool(called & usual), len(several_chosen) > 1,
     )  # fmt: skip
 
 
@@ -116,6 +140,14 @@ def _split_column(table: Table) -> int | None:
         if i != table.paths and cells and named and any(map(says_split, cells)):
             return i
     return None
+
+
+def _chosen_columns(table: Table, label_column: str) -> list[int]:
+    """Return the columns that the user chose: one, or several with commas between them."""
+    names = [name for part in label_column.split(",") if (name := part.strip())]
+    if len(names) < 2 or label_column.strip().lower() in map(str.lower, table.columns):
+        return [_chosen_column(table, label_column)]
+    return list(dict.fromkeys(_chosen_column(table, name) for name in names))
 
 
 def _chosen_column(table: Table, label_column: str) -> int:
@@ -180,18 +212,54 @@ def _one_each(table: Table, columns: Sequence[int]) -> bool:
     return ones >= _ONE_EACH * len(table.rows)
 
 
-def _from_flags(table: Table, columns: Sequence[int]) -> tuple[list[str], int]:
-    classes = [[table.columns[i] for i in columns if _FLAGS.get(row[i].lower(), False)] for row in table.rows]
-    return [names[0] if names else "" for names in classes], sum(len(names) > 1 for names in classes)
+def _from_flags(table: Table, columns: Sequence[int]) -> tuple[ImageTargets, list[str], int, int]:
+    """Return all labels, the first of each row, and the rows with several and with another number than one."""
+    targets = _flags(table, columns)
+    ones = (targets.values > 0).sum(axis=1)
+    first = np.where(ones > 0, np.argmax(targets.values > 0, axis=1), -1).tolist()
+    labels = [targets.names[i] if i >= 0 else "" for i in first]
+    return targets, labels, int(np.sum(ones > 1)), int(np.sum(ones != 1))
 
 
-def _first_labels(cells: Sequence[str]) -> tuple[list[str], int]:
-    """Return the first label of each cell, and the number of cells with several."""
-    values = Counter(cells)
+def _of_columns(table: Table, columns: Sequence[int]) -> ImageTargets:
+    """Return the targets in several columns: labels in 0/1 columns or in words, or else numbers."""
+    kinds = {_kind(table.column(i)) for i in columns} - {"nothing"}
+    if table.paths in columns or (len(kinds) > 1 and not kinds <= {"flags", "numbers"}):
+        listed = ", ".join(f"{table.name(i)} ({_kind(table.column(i))})" for i in columns)
+        raise UsageError(
+            f"{table.title}: --label-column {listed}; expected columns of one kind: 0 and 1, words or numbers"
+        )
+    if kinds <= {"flags"}:
+        return _flags(table, columns)
+    if "numbers" in kinds:
+        return _numbers(table, columns)
+    lists = [_label_lists(table.column(i)) for i in columns]
+    return labels_of_lists([list(chain(*cells)) for cells in zip(*lists, strict=True)], table.title)
+
+
+def _flags(table: Table, columns: Sequence[int]) -> ImageTargets:
+    """Return 0/1 columns as labels. An empty cell is unknown, and so is −1 where 0 says that a label does not apply."""
+    cells = [[cell.lower() for cell in table.column(i)] for i in columns]
+    has_zero = any(cell in ("0", "0.0", "false") for column in cells for cell in column)
+    value = {cell: float(applies) for cell, applies in _FLAGS.items()} | {"": math.nan}
+    value |= {"-1": math.nan} if has_zero else {}
+    values = np.array([[value[cell] for cell in column] for column in cells], np.float32).T
+    names = tuple(table.columns[i] for i in columns)
+    return ImageTargets("labels", names, values).renamed(names)  # merges columns of one name
+
+
+def _numbers(table: Table, columns: Sequence[int]) -> ImageTargets:
+    cells = {table.columns[i]: table.column(i) for i in columns}
+    numbers = {name: [float(cell) if cell else None for cell in of] for name, of in cells.items()}
+    return numbers_of_columns(numbers, table.title)
+
+
+def _label_lists(cells: Sequence[str]) -> list[list[str]]:
+    """Return the labels of each cell."""
+    values = set(cells)
     commas = _lists_by_comma(list(values))
-    lists = {value: _labels_in(value, commas) for value in values}
-    several = sum(count for value, count in values.items() if len(lists[value]) > 1)
-    return [lists[cell][0] if lists[cell] else "" for cell in cells], several
+    lists = {value: list(dict.fromkeys(_labels_in(value, commas))) for value in values}
+    return [lists[cell] for cell in cells]
 
 
 def _labels_in(cell: str, commas: bool) -> list[str]:

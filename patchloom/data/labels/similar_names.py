@@ -54,12 +54,15 @@ def _merged(listing: Listing) -> tuple[Listing, list[str]]:
         for level, of in listing.levels.items()
     }
     merged = [f"{name_some(of)} are one class" for name, of in ways.items() if len(of) > 1 and name]
-    tidied = replace(listing, names=names, labels=renumbered[listing.labels], levels=levels)
+    labels, targets = renumbered[listing.labels], listing.targets
+    if targets is not None and targets.kind == "labels":
+        targets = targets.renamed(list(map(canonical, targets.names)))
+    tidied = replace(listing, names=names, labels=labels, levels=levels, targets=targets)
     return tidied, [f"names that differ in outer spaces or Unicode form: {'; '.join(merged)}"] if merged else []
 
 
 def _look_alikes(listing: Listing, where: str) -> Iterator[Fault]:
-    counts = np.bincount(listing.labels[listing.labels != UNLABELED], minlength=len(listing.names)).tolist()
+    counts = listing.counts.tolist()
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(listing.names):
         groups.setdefault(_to_the_eye(name), []).append(number)

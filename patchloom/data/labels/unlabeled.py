@@ -11,8 +11,9 @@ from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural
 
-# The task of images with such annotations, as --task names it.
+# The task of images with such annotations or targets, as --task names it.
 OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
+TASKS_OF_TARGETS = {"labels": "multilabel", "numbers": "regress"}
 _SAMPLED_NAMES = 2_000  # from which a pattern is suggested
 
 
@@ -20,6 +21,13 @@ def missing_labels(listing: Listing) -> str:
     """Return why these images cannot be classified and what to do, to follow the name of the data."""
     images = listing.images
     bare = np.flatnonzero(listing.labels == UNLABELED)
+    if listing.learned is not None:
+        several = {"labels": "several labels per image", "numbers": "numbers instead of classes"}
+        return (
+            f"these data have {several[listing.learned.kind]} ({name_some(listing.names, limit=3)}), which --task "
+            f"{TASKS_OF_TARGETS[listing.learned.kind]} learns; classification needs one class per image: choose "
+            "another column with --label-column, or name numbers with --names FILE"
+        )
     for what, task in OTHER_TASKS.items():
         if what in _annotations(images):
             return (
@@ -37,11 +45,14 @@ def missing_labels(listing: Listing) -> str:
 
 def task_of_data(source: Source) -> tuple[str, str]:
     """Return the task that data suggest, as --task names it, and the reason; '' for plain classification."""
-    images = source.train.images
+    images, targets = source.train.images, source.train.learned
+    if targets is not None:
+        why = {"labels": "images have several labels each", "numbers": "labels are numbers"}
+        return TASKS_OF_TARGETS[targets.kind], why[targets.kind]
     has = [what for what in OTHER_TASKS if what in _annotations(images)]
     if not has:
         return "classify", ""
-    if np.any(source.train.labels != UNLABELED):
+    if source.train.is_classified:
         others = " or ".join(OTHER_TASKS[what] for what in has)
         return "classify", f"images have labels (they have {' and '.join(has)} too: --task {others})"
     if "boxes" in has:

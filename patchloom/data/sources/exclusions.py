@@ -34,7 +34,7 @@ def leave_out(source: Source, file: Path) -> Source:
             f"{printable(file)} names none of the {len(remaining):,} training images of {source.name}; "
             f"it has {printable(min(names))!r}, expected names such as {_first_name(source.train)!r}"
         )
-    train = replace(source.train, rows=source.train.rows[remaining], labels=source.train.labels[remaining])
+    train = source.train.subset(remaining)
     unmatched = f"; {len(names) - count:,} of its lines match none" if count < len(names) else ""
     note = f"{count:,} training image{'s' * (count != 1)} left out by {printable(file)}{unmatched}"
     return replace(source, train=train, notes=(*source.notes, note))

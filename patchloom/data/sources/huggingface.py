@@ -18,6 +18,7 @@ from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import ImageStore, Stamp, common_folder, file_state
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split
+from patchloom.data.targets import ImageTargets, labels_of_lists, numbers_of_columns
 from patchloom.data.trees.tree import below
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode, read_file
@@ -121,10 +122,25 @@ def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tupl
     order = np.arange(len(rows))
     if column is None:
         return Listing(images, order, np.full(len(rows), UNLABELED), ()), ()
+    if (targets := _targets(rows, column, name)) is not None:
+        return Listing(images, order, np.full(len(rows), UNLABELED), targets.names, targets=targets), ()
     labels, names = _numbered(rows, column)
     columns = {level: _numbered(rows, of) for level, of in level_columns(kinds).items()}
     levels, notes = levels_of_columns(labels, names, columns, images.where)
     return Listing(images, order, labels, names, levels), notes
+
+
+def _targets(rows: Any, column: str, where: str) -> ImageTargets | None:
+    """Return lists of labels, or decimal numbers, as targets; None for a column of classes."""
+    values, feature = list(rows[column]), rows.features[column]
+    filled = [value for value in values if value is not None]
+    if filled and all(isinstance(value, float) for value in filled):
+        return numbers_of_columns({column: values}, where)
+    if not filled or not all(isinstance(value, list) for value in filled):
+        return None
+    names = tuple(getattr(getattr(feature, "feature", None), "names", ()) or ())
+    lists = [None if row is None else [names[label] if names else str(label) for label in row] for row in values]
+    return labels_of_lists(lists, where)
 
 
 def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:

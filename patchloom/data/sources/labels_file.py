@@ -23,6 +23,7 @@ from patchloom.data.labels.label_table import Table, parse_table
 from patchloom.data.labels.listed_paths import ListedPaths
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.splits import listings_by_split
+from patchloom.data.targets import ImageTargets, joined, labels_of_lists, natural_order
 from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
@@ -104,14 +105,22 @@ def open_list(
     if first.splits is None:
         _read_siblings(listed, tree, label_column, strict, rows)
     notes = [*rows.notes]
+    targets = _targets(rows)
+    if rows.other_tasks:
+        if targets is None:
+            raise DataError(f"{listed.where}: {'; '.join(rows.other_tasks)}; expected lists of one kind")
+        rows.labels, rows.levels = [""] * len(rows.paths), {}
     levels, more = _levels(rows.labels, rows.levels, listed.name)
     if whole and (unlisted := len(set(first.paths.images()) - set(rows.paths))):
         are = "image is" if unlisted == 1 else "images are"
         more.append(f"{unlisted:,} {are} in {tree.name} but in no list; left out")
-    classes = tuple(sorted({*rows.labels} - {""}, key=_natural))
+    classes = tuple(sorted({*rows.labels} - {""}, key=natural_order))
+    if rows.other_tasks and targets is not None:
+        classes = targets.names
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(label, UNLABELED) for label in rows.labels], dtype=np.int64)
-    listing = Listing(tree.images(rows.paths), np.arange(len(labels)), labels, classes, {**levels, **(taxonomy or {})})
+    levels = {} if rows.other_tasks else {**levels, **(taxonomy or {})}
+    listing = Listing(tree.images(rows.paths), np.arange(len(labels)), labels, classes, levels, targets)
     title = f"{listed.name} (labels file)"
     if not any(rows.splits):
         return Source(title, listing, None, (*notes, *more))
@@ -129,6 +138,29 @@ class _Rows:
     splits: list[str] = field(default_factory=list)
     levels: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    targets: list[ImageTargets | None] = field(default_factory=list)  # of each list
+    starts: list[int] = field(default_factory=list)  # the first row of each list
+    other_tasks: list[str] = field(default_factory=list)  # why lists do not have one class per image
+
+
+def _targets(rows: _Rows) -> ImageTargets | None:
+    """Return the targets of all lists. Classes of a list are labels if another list has several per image."""
+    kinds = {part.kind for part in rows.targets if part is not None}
+    if "labels" in kinds:
+        ends = [*rows.starts[1:], len(rows.labels)]
+        lists = [
+            [[label] if label else [] for label in rows.labels[a:b]] for a, b in zip(rows.starts, ends, strict=True)
+        ]
+        parts = [
+            part if part is not None and part.kind == "labels" else labels_of_lists(classes, "labels")
+            for part, classes in zip(rows.targets, lists, strict=True)
+        ]
+    else:
+        parts = [part for part in rows.targets if part is not None]
+        if not parts or len(parts) < len(rows.targets):
+            return None
+    whole = joined(parts)
+    return whole.named(sorted(whole.names, key=natural_order)) if whole.absent == 0 else whole
 
 
 @dataclass(frozen=True)
@@ -151,16 +183,14 @@ def _read(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, 
         )
     known = [rows.class_names] if rows.class_names else find_class_names([(listed.place, listed.folder), (tree, "")])
     columns = _with_names(understand(table, label_column), known)
-    if why := columns.other_task():
-        raise DataError(
-            f"{listed.where}: {why}; patchloom does not learn that yet. Expected one class per image: choose another "
-            "column with --label-column, or name numbers with --names FILE"
-        )
     rows.notes.append(_interpretation(listed.name, table, columns))
+    if why := columns.other_task():
+        rows.other_tasks.append(why)
+        rows.notes.append(f"{listed.name}: {why}")
     if columns.left_out:
         unused = ", ".join(columns.left_out[:8]) + (" …" if len(columns.left_out) > 8 else "")
         rows.notes.append(f"{listed.name}: columns not used: {unused}")
-    if columns.several:
+    if columns.several and not why:
         several = f"{listed.name}: {columns.several:,} of {len(table.rows):,} rows have several labels"
         if strict:
             raise DataError(f"{several}; expected one per image")
@@ -185,11 +215,12 @@ def _add(
     splits = columns.splits or [own_split] * len(resolved)
     labels = dict(zip(rows.paths, rows.labels, strict=True))
     known = set(zip(rows.paths, rows.splits, strict=True))
-    start, twice = len(rows.paths), 0
+    start, twice, kept = len(rows.paths), 0, []
+    several = columns.targets if rows.other_tasks else None
     for i, path in enumerate(resolved):
         if path is None:
             continue
-        label = columns.labels[i]
+        label = columns.labels[i] if several is None else ", ".join(several.labels_of(i))
         if labels.setdefault(path, label) != label:
             two = f"{labels[path]!r} and {label!r}"
             raise DataError(f"{table.title}: {printable(path)} is listed twice, as {two}; expected one label")
@@ -199,18 +230,23 @@ def _add(
         known.add((path, splits[i]))
         rows.paths.append(path)
         rows.labels.append(label)
+        kept.append(i)
         rows.splits.append(splits[i])
         for level, values in columns.levels.items():
             rows.levels.setdefault(level, [""] * start).append(values[i])
     for values in rows.levels.values():
         values += [""] * (len(rows.paths) - len(values))
+    rows.starts.append(start)
+    rows.targets.append(columns.targets and columns.targets.rows(np.array(kept, dtype=np.int64)))
     if twice:
         rows.notes.append(f"{table.title}: {twice:,} row{'s' * (twice != 1)} repeated with the same label; merged")
 
 
 def _interpretation(name: str, table: Table, columns: ColumnMeanings) -> str:
-    classes = len({*columns.labels} - {""})
-    facts = [f"{name}: paths from column {table.name(table.paths)}", f"classes from {columns.label_column} ({classes})"]
+    what, count = "classes", len({*columns.labels} - {""})
+    if columns.targets is not None and columns.other_task():
+        what, count = columns.targets.kind, len(columns.targets.names)
+    facts = [f"{name}: paths from column {table.name(table.paths)}", f"{what} from {columns.label_column} ({count})"]
     facts += [f"splits from {columns.split_column}"] if columns.split_column else []
     facts += [] if table.headed else ["no header"]
     facts += [f"separator {table.separated_by}"]
@@ -231,8 +267,16 @@ def _with_names(columns: ColumnMeanings, files: Iterable[ClassNames]) -> ColumnM
         for level, codes in columns.levels.items():
             title, of = names.of_level(labels, codes) or (level, {})
             levels[title] = [of.get(code, code) for code in codes]
+        targets = columns.targets
+        if targets is not None and targets.kind == "labels":
+            named = names.of(targets.names) or {}
+            targets = targets.renamed([named.get(code, code) for code in targets.names])
         return replace(
-            columns, labels=labels, levels=levels, label_column=f"{columns.label_column} named by {names.title}"
+            columns,
+            labels=labels,
+            targets=targets if targets is not None and targets.kind == "labels" else None,
+            levels=levels,
+            label_column=f"{columns.label_column} named by {names.title}",
         )
     return columns
 
@@ -267,11 +311,6 @@ def _above(fine: Sequence[str], coarse: Sequence[str], of: str = "") -> tuple[di
             return {}, f"{child!r}{of} belongs to {mapping[child]!r} and to {parent!r}"
     missing = sorted({*fine} - {""} - {*mapping})
     return mapping, f"nothing for {name_some(missing, limit=3)}" if missing else ""
-
-
-def _natural(name: str) -> tuple[bool, int, str]:
-    """Return a sort key: numbers by value, before words."""
-    return (not name.isdecimal(), int(name) if name.isdecimal() and len(name) < 19 else 0, name)
 
 
 # Lists by split -------------------------------------------------------------------------------------------------------

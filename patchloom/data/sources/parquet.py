@@ -1,6 +1,7 @@
 """Parquet files of encoded images.
 
-    flowers-train.parquet    columns image (bytes, or a struct with `bytes`) and label (a number or a name)
+    flowers-train.parquet    columns image (bytes, or a struct with `bytes`) and label (a number or a name; a list of
+                             them for several labels per image; a decimal number for regression)
 
 Optional columns: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids), `boxes` with
 `labels` (one per box). Class names come from the metadata of the schema: the key `dataset_info` (JSON with
@@ -22,6 +23,7 @@ from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import ImageStore, Mask, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
+from patchloom.data.targets import ImageTargets, labels_of_lists, numbers_of_columns
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode, decode_ids, refuse_special
 from patchloom_runtime.images.samples import UNLABELED
@@ -176,14 +178,38 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
 def _listing(images: ParquetImages) -> tuple[Listing, tuple[str, ...]]:
     """Return the rows with their labels and levels, and notes."""
     rows = np.arange(len(images))
-    column = next((name for name in _LABEL_COLUMNS if name in images.columns), None)
+    lists = () if "boxes" in images.columns else ("labels",)
+    column = next((name for name in (*_LABEL_COLUMNS, *lists) if name in images.columns), None)
     if column is None:
         names = images.object_names or images.mask_names
         return Listing(images, rows, np.full(len(rows), UNLABELED), names), ()
+    if (targets := _targets(images, column)) is not None:
+        return Listing(images, rows, np.full(len(rows), UNLABELED), targets.names, targets=targets), ()
     labels, names = _numbered(images, column, "label_names")
     columns = {level: _numbered(images, of, f"{of}_names") for level, of in level_columns(images.columns).items()}
     levels, notes = levels_of_columns(labels, names, columns, images.where)
     return Listing(images, rows, labels, names, levels), notes
+
+
+def _targets(images: ParquetImages, column: str) -> ImageTargets | None:
+    """Return lists of labels, or decimal numbers, as targets; None for a column of classes."""
+    values, where = images.column(column), f"{images.files[0]}: column {column!r}"
+    filled = [value for value in values if value is not None]
+    if filled and all(isinstance(value, float) for value in filled):
+        return numbers_of_columns({column: values}, str(images.files[0]))
+    if not filled or not all(isinstance(value, list) for value in filled):
+        return None
+    if others := [label for row in filled for label in row if type(label) not in (int, str)]:
+        raise DataError(f"{where} has lists with {_start_of(others[0])}, expected names or numbers of classes")
+    names = images.info.get("label_names", ())
+    outside = [label for row in filled for label in row if names and not (label in names or label in range(len(names)))]
+    if outside:
+        raise DataError(f"{where} has {_start_of(outside[0])}, expected names, or numbers from 0 to {len(names) - 1}")
+    lists = [
+        None if row is None else [names[label] if names and type(label) is int else str(label) for label in row]
+        for row in values
+    ]
+    return labels_of_lists(lists, str(images.files[0]))
 
 
 def _splits(images: ParquetImages) -> list[str]:

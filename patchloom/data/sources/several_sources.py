@@ -15,6 +15,7 @@ from PIL import Image
 from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import ImageStore, Stamp
 from patchloom.data.sources.labels_file import split_of
+from patchloom.data.targets import ImageTargets, joined
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 
@@ -26,7 +27,9 @@ def join_sources(names: Sequence[str], sources: Sequence[Source]) -> Source:
     splits = [split_of(name) for name in names]
     if all(splits) and "train" in splits:
         return replace(_as_splits(names, sources, splits), name=f"{title} (given splits)", notes=notes)
-    unlabeled = [bool(np.all(source.train.labels == UNLABELED)) and len(source.train) > 0 for source in sources]
+    unlabeled = [
+        not source.train.is_classified and source.train.targets is None and len(source.train) > 0 for source in sources
+    ]
     if any(unlabeled) and not all(unlabeled):
         one, other = names[unlabeled.index(True)], names[unlabeled.index(False)]
         raise UsageError(
@@ -57,7 +60,9 @@ def _as_splits(names: Sequence[str], sources: Sequence[Source], splits: Sequence
 
 
 def _as_class(name: str, source: Source) -> Listing:
-    return replace(source.train, labels=np.zeros(len(source.train), dtype=np.int64), names=(name,), levels={})
+    return replace(
+        source.train, labels=np.zeros(len(source.train), dtype=np.int64), names=(name,), levels={}, targets=None
+    )
 
 
 def _join_split(names: Sequence[str], sources: Sequence[Source], split: str) -> Listing | None:
@@ -132,7 +137,10 @@ def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
             raise DataError("data with masks or boxes are opened one at a time; pass one folder or file")
     if len(listings) == 1:
         return listings[0]
+    targets = _joined_targets(listings)
     classes = tuple(sorted({name for listing in listings for name in listing.names}))
+    if targets is not None and not any(listing.is_classified for listing in listings):
+        classes = targets.names
     number = {name: i for i, name in enumerate(classes)}
     starts = np.cumsum([0, *(len(listing.images) for listing in listings)])
     rows = [listing.rows + start for listing, start in zip(listings, starts, strict=False)]
@@ -147,4 +155,18 @@ def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
         if level in shared
     }
     images = JoinedImages([listing.images for listing in listings], names)
-    return Listing(images, np.concatenate(rows), np.concatenate(labels), classes, levels)
+    return Listing(images, np.concatenate(rows), np.concatenate(labels), classes, levels, targets)
+
+
+def _joined_targets(listings: Sequence[Listing]) -> ImageTargets | None:
+    """Return the targets of all listings, or None if one of them has classes only."""
+    targets = [listing.targets for listing in listings if listing.targets is not None]
+    learned = [listing.learned for listing in listings]
+    kinds = {of.kind for of in targets}
+    if any(learned) and (not all(learned) or len(kinds) > 1):
+        raise DataError(
+            "some of these data have several labels, or numbers, per image and others do not; pass one kind"
+        )
+    if len(targets) < len(listings) or len(kinds) > 1:
+        return None
+    return joined(targets)

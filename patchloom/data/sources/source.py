@@ -166,7 +166,7 @@ def match_source(
         made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labeled=False, copies=copies)
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, LabeledImages)
-        listing = Listing(chosen.images, chosen.rows, chosen.labels, chosen.classes.names)
+        listing = Listing(chosen.images, chosen.rows, chosen.labels, chosen.classes.names, targets=chosen.targets)
     else:
         listing = _chosen_listing(source, split)
         listing = coarsen(listing, level) if level else listing
@@ -341,7 +341,7 @@ def _open_split_folder(path: Path, opening: _Opening) -> Source | None:
     for listing in whole.listings.values():
         inside = np.array([listing.images.key(row).startswith(f"{path.name}/") for row in listing.rows.tolist()])
         if np.any(inside):
-            part = replace(listing, rows=listing.rows[inside], labels=listing.labels[inside])
+            part = listing.subset(inside)
             name = f"{printable(path.name)} of {whole.name}"
             return Source(name, part, None, (f"{name}, whose folders and levels define the classes",), is_part=True)
     return None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def _energy(runs: Sequence[str], data: str, notes: list[str]) -> Markup | None:
         val = open_data(data).val
         assert isinstance(val, LabeledImages)
         step = max(1, len(val) // MAX_IMAGES)
-        some = replace(val, rows=val.rows[::step][:MAX_IMAGES], labels=val.labels[::step][:MAX_IMAGES])
+        some = val.subset(np.arange(len(val))[::step][:MAX_IMAGES])
         vectors = {name: load(folder).embed(some).vectors for name, folder in runs_by_name(runs).items()}
         return pca_energy_chart(vectors)
     except PatchloomError as error:
