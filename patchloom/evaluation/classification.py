@@ -6,7 +6,8 @@ name                   value
 top1, top5             images whose label is among the k classes with the highest logits, in percent;
                        top5 is omitted for data with at most 5 classes
 loss                   mean cross-entropy with the labels, in nats
-mean_class_accuracy    top-1 averaged over the classes that have images, in percent
+mean_class_accuracy    balanced accuracy: top-1 averaged over the classes that have images, in percent
+macro_f1               F1 averaged over the classes that have images or predictions, in percent
 calibration_error      expected calibration error of the top class's probability, 15 bins, in percent
 images                 number of images
 """
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
+from patchloom.data.labels.class_balance import is_imbalanced
 from patchloom.evaluation.intervals import wilson
 from patchloom_runtime.errors import DataError, UsageError
 
@@ -58,6 +60,7 @@ class ClassificationReport:
                 yield f"top{k}", self.top(k)
         yield "loss", self.loss
         yield "mean_class_accuracy", float(np.nanmean(self.class_accuracy))
+        yield "macro_f1", self.macro_f1
         yield "calibration_error", self.calibration_error()
         yield "images", float(len(self.index))
 
@@ -84,6 +87,19 @@ class ClassificationReport:
         images = np.bincount(self.labels, minlength=len(self.classes))
         right = np.bincount(self.labels[self.ranks == 0], minlength=len(self.classes))
         return 100 * np.divide(right, images, out=np.full(len(images), np.nan), where=images > 0)
+
+    @property
+    def macro_f1(self) -> float:
+        """Return 2·right/(labeled + predicted) averaged over the classes that have either, in percent."""
+        count = len(self.classes)
+        right = np.bincount(self.labels[self.labels == self.predictions], minlength=count)
+        both = np.bincount(self.labels, minlength=count) + np.bincount(self.predictions, minlength=count)
+        return 100 * float(np.mean(2 * right[both > 0] / both[both > 0]))
+
+    @property
+    def is_imbalanced(self) -> bool:
+        """Return whether the classes of the images are uneven, so that top-1 says little about the small ones."""
+        return is_imbalanced(self.labels)
 
     @property
     def confusion(self) -> np.ndarray:

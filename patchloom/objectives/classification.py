@@ -1,9 +1,13 @@
 """Supervised classification: image mixing and (binary) cross-entropy on mixed labels.
 
-Letters: B images, K classes. Targets are class indices (B,) or class shares (B, K).
+Letters: B images, K classes. Targets are class indices (B,) or class shares (B, K). With class weights, an image counts
+by the weight of its class, a mixed one by the weights of its classes in their shares: a loss that is linear in the
+shares, as cross-entropy is, gives Σ_k share_k·weight_k·loss(label k), label smoothing included.
 DeiT III's binary cross-entropy (thesis 6.2) is one two-way decision per class: every class with a share in a mixed
 image is fully positive, however small its share.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +16,7 @@ from torch import Tensor, nn
 from patchloom.data.augmentation.mixing import draw_blend
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.data.labels.class_balance import class_counts, class_weights, logit_adjustment
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from patchloom_runtime.errors import UsageError
@@ -19,17 +24,35 @@ from patchloom_runtime.errors import UsageError
 CHARTS: dict[str, dict[str, str]] = {}  # charts of a report: title → curve → metric name
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return −Σ_k q_k log softmax(logits)_k, mean over B, with q = (1 − smoothing)·targets + smoothing/K."""
-    return F.cross_entropy(at_least_float32(logits), targets, label_smoothing=smoothing)
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
+    """Return −Σ_k q_k log softmax(logits)_k, mean over B, with q = (1 − smoothing)·targets + smoothing/K.
 
-
-def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean logistic loss over B·K. A class is positive if its share is above 0."""
+    `weights` (K,) are those of the classes. The mean is over images, not over weights, so that it is the same for the
+    images of one process, of several and of micro-batches.
+    """
     logits = at_least_float32(logits)
-    if targets.ndim == 1:
-        targets = F.one_hot(targets, logits.shape[1])
-    return F.binary_cross_entropy_with_logits(logits, (targets > 0).to(logits.dtype))
+    if weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    log_probabilities = F.log_softmax(logits, dim=1)
+    weighted = _shares(targets, logits) * weights  # (B, K)
+    of_labels = -(weighted * log_probabilities).sum(dim=1)
+    of_all = -weighted.sum(dim=1) * log_probabilities.mean(dim=1)
+    return ((1 - smoothing) * of_labels + smoothing * of_all).mean()
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean logistic loss over B·K. A class is positive if its share is above 0.
+
+    With `weights` (K,) of the classes, all K decisions about an image count by the weight of its classes.
+    """
+    logits = at_least_float32(logits)
+    shares = _shares(targets, logits)
+    of_image = None if weights is None else (shares * weights).sum(dim=1, keepdim=True)
+    return F.binary_cross_entropy_with_logits(logits, (shares > 0).to(logits.dtype), weight=of_image)
+
+
+def _shares(targets: Tensor, logits: Tensor) -> Tensor:
+    return F.one_hot(targets, logits.shape[1]).to(logits.dtype) if targets.ndim == 1 else targets
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
@@ -41,7 +64,8 @@ class ClassificationObjective(Objective):
     """Cross-entropy or binary cross-entropy with image mixing.
 
     Runs that never mix images also report `accuracy` (percent of the batch). Mixing follows from (seed, epoch, step)
-    alone. Nothing here waits for the device.
+    alone. Nothing here waits for the device. `weights` and `adjustment` (K,) are the recipe's remedies for uneven
+    classes: weights of the loss, and what it adds to the logits.
     """
 
     def __init__(
@@ -53,7 +77,10 @@ class ClassificationObjective(Objective):
         pixel_mean: tuple[float, ...],
         pixel_std: tuple[float, ...],
         seed: int,
+        weights: Tensor | None = None,
+        adjustment: Tensor | None = None,
     ) -> None:
+        self.weights, self.adjustment = weights, adjustment
         self.objective = objective
         self.augment = augment
         self.num_classes = num_classes
@@ -89,9 +116,11 @@ class ClassificationObjective(Objective):
                 f"The network has {logits.shape[1]} classes, the data {self.num_classes}. "
                 f"Create it with num_classes={self.num_classes} or call reset_head({self.num_classes})."
             )
+        if self.adjustment is not None:
+            logits = at_least_float32(logits) + self.adjustment
         if self.objective.loss == "bce":
-            return binary_cross_entropy(logits, targets)
-        return cross_entropy(logits, targets, self.objective.smoothing)
+            return binary_cross_entropy(logits, targets, self.weights)
+        return cross_entropy(logits, targets, self.objective.smoothing, self.weights)
 
     def accuracy(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return `accuracy`, or nothing if the run mixes images: a mixed image has no single correct class."""
@@ -102,7 +131,21 @@ class ClassificationObjective(Objective):
 
 def make_objective(ingredients: Ingredients) -> ClassificationObjective:
     """Build the recipe's objective."""
+    recipe = ingredients.recipe
+    return ClassificationObjective(recipe.objective, recipe.augment, **label_options(ingredients))
+
+
+def label_options(ingredients: Ingredients) -> dict[str, Any]:
+    """Return the keywords of a `ClassificationObjective`: classes, pixels, seed and the remedy for uneven classes."""
     recipe, classes = ingredients.recipe, ingredients.network.config.num_classes
-    return ClassificationObjective(
-        recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **ingredients.pixels
-    )
+    options = {"num_classes": classes, "seed": recipe.seed, **ingredients.pixels}
+    balance, loss = recipe.balance, recipe.objective.loss
+    if balance.class_weights == "none" and not balance.logit_adjustment:
+        return options
+    assert ingredients.labels is not None
+    counts = class_counts(ingredients.labels.numpy(), classes)
+    if balance.class_weights != "none":
+        name, values = "weights", class_weights(counts, balance.class_weights, balance.effective_beta)
+    else:
+        name, values = "adjustment", logit_adjustment(counts, balance.logit_adjustment, loss)
+    return {**options, name: torch.tensor(values, dtype=torch.float32, device=ingredients.device)}

@@ -4,7 +4,8 @@ Letters: B images, K classes, τ temperature, λ weight of the teacher's term: l
 A network with a distillation token learns the labels with its class head and the teacher with its other head; one
 without (CaiT, ResMLP, plain DeiT) learns both with its only head. Paper and code: equation 3.2 averages the soft term's
 KL over the batch, the default of `objective.soft_mean`; the authors' code, with its own τ and λ, also divides it by K
-(their issue 61): `batch_and_classes`.
+(their issue 61): `batch_and_classes`. A remedy for uneven classes changes the labels' term only: the teacher's term is
+to repeat the teacher.
 """
 
 from typing import Any, Literal
@@ -14,7 +15,12 @@ from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.objectives import classification
-from patchloom.objectives.classification import ClassificationObjective, at_least_float32, cross_entropy
+from patchloom.objectives.classification import (
+    ClassificationObjective,
+    at_least_float32,
+    cross_entropy,
+    label_options,
+)
 from patchloom.objectives.objective import Ingredients
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
@@ -106,10 +112,7 @@ def make_objective(ingredients: Ingredients) -> ClassificationObjective:
     """Build the recipe's objective; without a teacher, plain classification with one class token or two."""
     recipe, network = ingredients.recipe, ingredients.network
     if recipe.objective.distillation == "labels":
-        classes = network.config.num_classes
-        return TwoClassTokens(
-            recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **ingredients.pixels
-        )
+        return TwoClassTokens(recipe.objective, recipe.augment, **label_options(ingredients))
     if ingredients.teacher is None:
         return classification.make_objective(ingredients)
     return Distillation(
@@ -117,7 +120,5 @@ def make_objective(ingredients: Ingredients) -> ClassificationObjective:
         recipe.augment,
         teacher=ingredients.teacher,
         token=network.has_distillation_token,
-        num_classes=network.config.num_classes,
-        seed=recipe.seed,
-        **ingredients.pixels,
+        **label_options(ingredients),
     )

@@ -29,6 +29,7 @@ LONG_STEPS = 10_000
 NARROW_DIM = 192  # networks up to this width learn faster
 TINY_PIXELS = 32  # below: often digits and letters, which flips and color changes alter
 SMALL_PIXELS = 64  # below: too few pixels for crops at random scales
+IMBALANCED_FROM = 10  # ratio of the largest to the smallest class from which a dataset counts as imbalanced
 
 
 class Reason(NamedTuple):

@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
     "classification": Method(
         task="classification",
         objective="patchloom.objectives.distillation",
-        reads=_IMAGES,
+        reads={**_IMAGES, "balance": EVERYTHING},
         learns_from="labels",
         head="classes",
         teacher="classes",
@@ -102,7 +102,7 @@ METHODS: dict[str, Method] = {
     "clusterfit": Method(
         task="embedding",
         objective="patchloom.objectives.classification",
-        reads={**_IMAGES, "grafit": EVERYTHING},
+        reads={**_IMAGES, "balance": EVERYTHING, "grafit": EVERYTHING},
         learns_from="clusters",
         head="clusters",
     ),

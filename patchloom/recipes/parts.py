@@ -168,6 +168,34 @@ class ObjectivePart(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BalancePart(Checked):
+    """Remedies for classes with few images, one per run; predictions are made as without them (docs/imbalance.md)."""
+
+    group: ClassVar[str] = "balance"
+
+    # classes in an epoch: as in the data, by the square root of their images, or equally often
+    sampling: Literal["none", "sqrt", "balanced"] = "none"
+    class_weights: Literal["none", "inverse", "effective"] = "none"  # of the loss: by images or effective number
+    effective_beta: Annotated[float, NumberRange(0, 1, above=True)] = 0.999  # β of the effective number
+    logit_adjustment: NotNegative = 0.0  # τ: the loss adds τ·log(share of the class) to the logits; 0 = off
+
+    @property
+    def remedies(self) -> list[str]:
+        """Return the fields that are in use, with their values."""
+        used = {"sampling": self.sampling, "class_weights": self.class_weights}
+        texts = [f"balance.{name}={value}" for name, value in used.items() if value != "none"]
+        return texts + ([f"balance.logit_adjustment={self.logit_adjustment:g}"] if self.logit_adjustment else [])
+
+    def check_clashes(self) -> None:
+        """Check that one remedy is used: two would correct twice."""
+        if self.effective_beta == 1:
+            raise UsageError("balance.effective_beta is 1, expected less. Use balance.class_weights=inverse, its limit.")
+        if len(self.remedies) > 1:
+            first, second = self.remedies[:2]
+            raise UsageError(f"{first} and {second} both correct for the class sizes. Use one of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ViewsPart(Checked):
     """The views of an image that are compared. `augment` defines those of full size. Not read by classification."""
 
@@ -372,7 +400,8 @@ class EvaluationPart(Checked):
 GROUPS: dict[str, type[Checked]] = {
     part.group: part
     for part in (
-        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, SegmentPart, DetectPart, TextPart),
+        *(ModelPart, AugmentPart, ObjectivePart, BalancePart, ViewsPart, DinoPart, GrafitPart),
+        *(SegmentPart, DetectPart, TextPart),
         *(OptimPart, SchedulePart, EvaluationPart),
     )
 }

@@ -1,7 +1,7 @@
 """The recipe: all settings of a training run in one frozen, typed, comparable value.
 
-A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, segment, detect,
-text if its method reads them) and a few fields of its own. A field is named by its dotted key, `augment.mixup`, in
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; balance, views, dino, grafit, segment,
+detect, text if its method reads them) and a few fields of its own. A field is named by its dotted key, `augment.mixup`, in
 files, overrides and messages. Text is parsed by the field's type: `1e-3` means the same on a command line, in YAML and
 in Python.
 """
@@ -20,6 +20,7 @@ from patchloom.recipes.methods import method_of
 from patchloom.recipes.parts import (
     GROUPS,
     AugmentPart,
+    BalancePart,
     Checked,
     DetectPart,
     DinoPart,
@@ -53,6 +54,7 @@ class Recipe(Checked):
     model: ModelPart
     augment: AugmentPart = field(default_factory=AugmentPart)
     objective: ObjectivePart = field(default_factory=ObjectivePart)
+    balance: BalancePart = field(default_factory=BalancePart)
     views: ViewsPart = field(default_factory=ViewsPart)
     dino: DinoPart = field(default_factory=DinoPart)
     grafit: GrafitPart = field(default_factory=GrafitPart)

@@ -11,7 +11,7 @@ from patchloom.report.page import render
 from patchloom_runtime.printable import printable
 
 MAX_NAMES = 8
-_PERCENT = re.compile(r"top\d|accuracy|calibration_error|^real$|^map")
+_PERCENT = re.compile(r"top\d|accuracy|macro_f1|calibration_error|^real$|^map")
 
 
 def html_card(

@@ -20,7 +20,7 @@ from patchloom.data.augmentation.crops import Draws
 from patchloom.data.batches.cuda_graph import capture
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
-from patchloom.data.batches.sampler import SamplingPlan, rank_positions, step_seed
+from patchloom.data.batches.sampler import ClassSampling, SamplingPlan, rank_positions, step_seed
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.machine import cores
@@ -181,6 +181,7 @@ class DeviceLoader:
         world: int = 1,
         drop_last: bool = True,
         views: Sequence[int] = (0,),
+        sampling: ClassSampling | None = None,
     ) -> None:
         if augment:
             check_policy(augment, store.parts)
@@ -189,7 +190,9 @@ class DeviceLoader:
                 f"augment.policy={augment.policy} works on one image at a time, not on whole batches; "
                 f"those that do: {', '.join(BATCHED_POLICIES)}. Use Loader with workers for the others."
             )
-        self.plan = SamplingPlan(len(store.labels), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.plan = SamplingPlan(
+            len(store.labels), batch_size, seed, shuffle, repeats, drop_last, rank, world, sampling
+        )
         self.broken = store.broken
         self._store = store
         self._augment = augment
@@ -256,6 +259,7 @@ class DeviceLoader:
             world=plan.world,
             drop_last=plan.drop_last,
             views=views,
+            sampling=plan.sampling,
         )
 
     def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> tuple[Tensor, ...]:
@@ -317,6 +321,7 @@ def make_loader(
     timeout_s: float = WORKER_TIMEOUT_S,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     stores: dict["BeforeCrop", Store] | None = None,
+    sampling: ClassSampling | None = None,
 ) -> tuple[Loader | DeviceLoader, str]:
     """Return a recipe's training loader, on the device if possible, else with workers; and the reason.
 
@@ -345,6 +350,7 @@ def make_loader(
                 repeats=augment.repeats,
                 rank=rank,
                 world=world,
+                sampling=sampling,
             )
             mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
             return loader, f"images stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
@@ -363,6 +369,7 @@ def make_loader(
             pin=torch.device(device).type == "cuda",
             skip_broken=skip_broken,
             timeout_s=timeout_s,
+            sampling=sampling,
         ),
         f"images are decoded and augmented by {_who(workers)}: {reason}",
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.ragged import Boxes, Parts
-from patchloom.data.batches.sampler import SamplingPlan
+from patchloom.data.batches.sampler import ClassSampling, SamplingPlan
 from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
@@ -71,8 +71,9 @@ class Loader:
         pin: bool = False,
         skip_broken: bool = False,
         timeout_s: float = WORKER_TIMEOUT_S,
+        sampling: ClassSampling | None = None,
     ) -> None:
-        self.plan = SamplingPlan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.plan = SamplingPlan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world, sampling)
         self.broken: dict[int, str] = {}
         self._labels = torch.from_numpy(np.asarray(dataset.labels, np.int64))
         self._targets = torch.from_numpy(dataset.targets.values) if dataset.targets is not None else None

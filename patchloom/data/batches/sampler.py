@@ -6,10 +6,12 @@ can therefore stop at any step and resume, and neither the number of workers nor
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
 
+from patchloom.data.labels.class_balance import class_counts, sampling_shares
 from patchloom_runtime.errors import UsageError
 
 # The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the actual batch size.
@@ -19,11 +21,41 @@ _VIEW_STREAM, _STEP_STREAM = 0, 1
 
 def epoch_order(images: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
     """Return the order of the images in one epoch, (images,) int64. Seed 0 gives the order of DeiT's sampler."""
-    if not shuffle:
-        return np.arange(images)
+    return torch.randperm(images, generator=_generator(seed, epoch)).numpy() if shuffle else np.arange(images)
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
     # torch's CPU generator reads 32 bits of its seed; modulo the largest prime below, no bit of ours is lost.
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (2**32 - 5))
-    return torch.randperm(images, generator=generator).numpy()
+    return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (2**32 - 5))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSampling:
+    """Sampling of an epoch by class: equally often, or by the square root of the images of a class.
+
+    An epoch has as many samples as the dataset. Class k gets N·share_k of them in expectation, exactly, and in every
+    epoch one of the two whole numbers around it. Within a class, the samples of any two images differ by one at most.
+    """
+
+    labels: np.ndarray  # (N,) int64; images without a label (negative) are not sampled
+    sampling: Literal["sqrt", "balanced"]
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """Return the order of the images in one epoch, (N,) int64, a function of seed and epoch alone."""
+        generator, total = _generator(seed, epoch), len(self.labels)
+        shuffled = torch.randperm(total, generator=generator).numpy()
+        by_class = shuffled[np.argsort(self.labels[shuffled], kind="stable")]  # in random order within each class
+        counts = class_counts(self.labels)
+        firsts = total - counts.sum() + np.cumsum(counts) - counts  # of each class in `by_class`, after the unlabeled
+        # Systematic sampling: one random offset rounds the ends of all classes.
+        ends = np.cumsum(total * sampling_shares(counts, self.sampling))
+        ends = np.floor(ends + torch.rand((), dtype=torch.float64, generator=generator).item()).astype(np.int64)
+        ends[-1] = total  # against rounding of the sum
+        draws = np.diff(ends, prepend=0)
+        classes = np.repeat(np.arange(len(counts)), draws)
+        rounds = np.arange(total) - np.repeat(ends - draws, draws)  # number of the sample within its class
+        sampled = by_class[firsts[classes] + rounds % counts[classes]]
+        return sampled[torch.randperm(total, generator=generator).numpy()]
 
 
 def repeated_order(order: np.ndarray, repeats: int) -> np.ndarray:
@@ -93,6 +125,7 @@ class SamplingPlan:
     drop_last: bool = True
     rank: int = 0
     world: int = 1
+    sampling: ClassSampling | None = None  # None: every image once per epoch
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world:
@@ -125,7 +158,7 @@ class SamplingPlan:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the images of all processes' batches in a row, (views_per_epoch,) int64, read-only."""
-        return _views_of_epoch(self.images, self.seed, epoch, self.shuffle, self.repeats)
+        return _views_of_epoch(self.images, self.seed, epoch, self.shuffle, self.repeats, self.sampling)
 
     def views(self, epoch: int, step: int) -> StepSamples:
         """Return what this process reads in `step` of `epoch`."""
@@ -137,7 +170,10 @@ class SamplingPlan:
 
 
 @lru_cache(maxsize=4)
-def _views_of_epoch(images: int, seed: int, epoch: int, shuffle: bool, repeats: int) -> np.ndarray:
-    order = repeated_order(epoch_order(images, seed, epoch, shuffle), repeats)
+def _views_of_epoch(
+    images: int, seed: int, epoch: int, shuffle: bool, repeats: int, sampling: ClassSampling | None
+) -> np.ndarray:
+    order = sampling.order(seed, epoch) if sampling else epoch_order(images, seed, epoch, shuffle)
+    order = repeated_order(order, repeats)
     order.setflags(write=False)
     return order

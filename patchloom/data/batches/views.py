@@ -19,6 +19,7 @@ from patchloom.data.augmentation.augment import TrainTransform, check_policy, tr
 from patchloom.data.batches.decoded_dataset import BeforeCrop, DeviceLoader, Store, make_loader
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader
 from patchloom.data.batches.ragged import Parts
+from patchloom.data.batches.sampler import ClassSampling
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.recipes.parts import AugmentPart
@@ -192,6 +193,7 @@ def make_view_loader(
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
     stores: dict[BeforeCrop, Store] | None = None,
+    sampling: ClassSampling | None = None,
 ) -> tuple[ViewLoader, str]:
     """Return a loader of views, drawn on the device if possible, else by workers; and the reason."""
     if not views:
@@ -199,7 +201,7 @@ def make_view_loader(
     for view in views:
         check_policy(view.augment, dataset.parts)
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
-    shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
+    shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s, "sampling": sampling}
     first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)
     if isinstance(first, DeviceLoader):
         same_views = groupby(range(len(views)), lambda number: views[number])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
+from patchloom.data.labels.class_balance import class_counts, logit_adjustment
 from patchloom.engine.distribution import Processes
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.probe import fit_logistic
@@ -47,6 +48,9 @@ def fit_head(plan: ImagePlan, network: Network, processes: Processes) -> int:
     scaled = fitted.weight / fitted.std.double()[:, None]  # (C, K)
     classifier.weight.copy_(scaled.T)
     classifier.bias.copy_(fitted.bias - fitted.mean.double() @ scaled)
+    if tau := recipe.balance.logit_adjustment:  # the loss will add it again
+        counts = class_counts(images.labels, len(plan.splits.classes))
+        classifier.bias -= torch.from_numpy(logit_adjustment(counts, tau, recipe.objective.loss)).to(classifier.bias)
     return len(embedded)
 
 

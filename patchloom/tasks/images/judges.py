@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from patchloom.data.batches.decoded_dataset import fits_in_memory, make_evaluation_loader
 from patchloom.data.datasets import ImageSet
+from patchloom.data.labels.class_balance import is_imbalanced
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.classification import ClassificationReport, evaluate
@@ -122,10 +123,18 @@ def _reading_s(images: ImageSet) -> float:
 
 
 class ClassJudge(ImageJudge):
-    """Evaluates predictions for val; top-1 selects the best weights."""
+    """Evaluates predictions for val. Top-1 selects the best weights.
 
-    metric = "top1"
+    If the recipe has a remedy for uneven classes and those of val are uneven, the mean class accuracy selects them:
+    top-1 would favor the weights that neglect small classes.
+    """
+
     tie_breaker = "loss"
+
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        super().__init__(plan, processes)
+        by_class = plan.recipe.balance.remedies and is_imbalanced(plan.splits.val.labels)
+        self.metric = "mean_class_accuracy" if by_class else "top1"
 
     def report(self, model: nn.Module) -> ClassificationReport:
         network = self.network(model)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from patchloom.data.batches.decoded_dataset import make_loader
+from patchloom.data.batches.sampler import ClassSampling
 from patchloom.data.batches.views import make_view_loader, views_of
 from patchloom.data.datasets import ImageSet
 from patchloom.engine.distribution import Processes
@@ -154,6 +155,8 @@ def image_loader(plan: ImagePlan, processes: Processes, stores: Any) -> Any:
         "timeout_s": settings.worker_timeout,
         "stores": stores,
     }
+    if recipe.balance.sampling != "none":
+        options["sampling"] = ClassSampling(plan.learned.labels, recipe.balance.sampling)
     if plan.method.views:
         return make_view_loader(plan.learned, views_of(recipe), **options)
     return make_loader(plan.learned, recipe.augment, recipe.model.image_size, **options)
