@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 LISTED = 5  # files, groups or classes per line in the terminal; the page, --json and --verbose have all
 DETAILED = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd files whose detail differs per file
-UNEVEN = 10  # ratio of the largest to the smallest class from which a dataset counts as uneven
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +175,9 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     for splits, names in report.strays().items():
         yield from _listed(f"only in {splits}", [f"{name} ({count})" for name, count in names.items()])
     if report.balance:
-        low, high = report.balance
-        yield (
-            "balance",
-            "",
-            f"{low:,} … {high:,} per class{'' if high < UNEVEN * low else f', uneven: 1 to {high / low:.0f}'}",
-        )
+        yield "balance", "", report.balance_text()
+        if report.is_imbalanced:
+            yield "", "", "training corrects for it (docs/imbalance.md)"
 
 
 def _listed(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:

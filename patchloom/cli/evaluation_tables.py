@@ -4,8 +4,11 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from patchloom.cli.output import print_json, shortened
 from patchloom.cli.table import mebibytes, print_table
+from patchloom.evaluation.classification import MACRO_METRICS
 
 if TYPE_CHECKING:
     from patchloom.tasks.classification.levels import LevelEvaluation, LevelEvaluations
@@ -88,6 +91,8 @@ def _finite(value: float) -> float | None:
 def _print_one(evaluation: Any) -> None:
     numbers, report = evaluation.values(), evaluation.report
     low, high = numbers.pop("top1_low"), numbers.pop("top1_high")
+    if report.is_imbalanced:  # the metrics that count every class equally follow top-1
+        numbers = {name: numbers[name] for name in ("top1", *MACRO_METRICS)} | numbers
     rows = [
         (
             name,
@@ -96,7 +101,7 @@ def _print_one(evaluation: Any) -> None:
         )
         for name, value in numbers.items()
     ]
-    print_table(["measure", "#value", "95 % interval"], rows)
+    print_table(["measure", "#value", "95 % interval"], rows, title=_balance_text(report))
     per_class = zip(report.classes, report.class_accuracy.tolist(), strict=True)
     worst = sorted((value, name) for name, value in per_class if value == value)[: shortened(WORST_CLASSES)]
     print_table(["worst classes", "#top-1"], [(name, f"{value:.1f}") for value, name in worst])
@@ -115,7 +120,17 @@ def _print_runs(runs: "RunEvaluations") -> None:
         for run, of in values.items()
     ]
     images = next(iter(values.values()))["images"]
-    print_table(["run", "#top1", "95 %", *(f"#{name}" for name in names)], rows, title=f"{images:,.0f} images")
+    uneven = _balance_text(next(iter(runs.evaluations.values())).report)
+    title = f"{images:,.0f} images" + (f"; {uneven}" if uneven else "")
+    print_table(["run", "#top1", "95 %", *(f"#{name}" for name in names)], rows, title=title)
+
+
+def _balance_text(report: Any) -> str | None:
+    """Return a line on uneven classes; None if they are even."""
+    if not report.is_imbalanced:
+        return None
+    counts = np.unique(report.labels, return_counts=True)[1]
+    return f"uneven classes ({counts.min():,} … {counts.max():,} images): compare by {' and '.join(MACRO_METRICS)}"
 
 
 def _print_comparisons(comparisons: Any) -> None:

@@ -28,6 +28,7 @@ from patchloom.evaluation.intervals import wilson
 from patchloom_runtime.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
+MACRO_METRICS = {"mean_class_accuracy": "mean class accuracy", "macro_f1": "macro F1"}  # count every class equally
 TOPS = (1, 5)  # top5 only for data with more classes
 OVERFITTING_GAP = 20.0  # percentage points between training and val accuracy
 

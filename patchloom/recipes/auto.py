@@ -101,11 +101,13 @@ def auto_recipe(
     model: str | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     pretrained: bool = False,
+    imbalance: float = 1.0,
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Recipe, list[Reason]]:
     """Choose a recipe for `images` images in `classes` classes with sides of about `image_size_median` pixels.
 
-    `overrides` are fields set by the user: they are kept, and the other choices follow from them.
+    The largest class has `imbalance` times the images of the smallest. `overrides` are fields set by the user: they are
+    kept, and the other choices follow from them.
     """
     if images < 1 or classes < 2 or image_size_median < 1:
         raise UsageError(
@@ -127,6 +129,7 @@ def auto_recipe(
         reasons += _trained_network(reasons[0].value)
     chosen |= {reason.field: reason.value for reason in reasons} | known
     reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
+    reasons += balance_reasons(imbalance, overrides)
     start = Recipe(
         name="auto",
         source=f"Rules of thumb for {plural(images, 'image')} in {plural(classes, 'class')}.",
@@ -308,6 +311,14 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
         Reason("augment.cutmix", strength.cutmix, "long runs only"),
         Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole image" if small else "as in ResMLP's tests"),
     ]
+
+
+def balance_reasons(imbalance: float, overrides: Mapping[str, Any]) -> list[Reason]:
+    """Choose the remedy for uneven classes (docs/imbalance.md, "Measured"), unless the user set one."""
+    if imbalance < IMBALANCED_FROM or any(key.startswith("balance.") for key in overrides):
+        return []
+    why = f"uneven classes: the largest has {imbalance:.0f} times the images of the smallest"
+    return [Reason("balance.logit_adjustment", 1.0, why)]
 
 
 def _published_patch(model: str) -> int:

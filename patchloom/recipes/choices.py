@@ -56,6 +56,7 @@ def resolve_recipe(
             model=model,
             device=known.device,
             pretrained=known.pretrained,
+            imbalance=known.imbalance,
             overrides=changes,
         )
     elif fit:

@@ -21,6 +21,7 @@ from patchloom.recipes.auto import (
     SMALL_PIXELS,
     Budget,
     Reason,
+    balance_reasons,
     drop_overridden,
     fitted_batch,
     fitted_size,
@@ -74,6 +75,7 @@ class Facts:
     image_size_median: int
     device: Literal["cpu", "cuda"] = "cpu"
     pretrained: bool = False
+    imbalance: float = 1.0  # training images of the largest class divided by those of the smallest
 
 
 def misfits(recipe: Recipe, facts: Facts) -> list[str]:
@@ -107,6 +109,16 @@ def advice(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -> str:
     elif updates < FEW_UPDATES:
         option += ", and more epochs"
     return f"recipe {recipe.name}{made}: {', and '.join(reasons)}. Fit it: {option}"
+
+
+def balance_advice(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -> str:
+    """Return one line on uneven classes and the remedy that `auto` would use; "" if there is nothing to say."""
+    if not method_of(recipe.objective.method).reads_field("balance") or recipe.balance.remedies:
+        return ""
+    return "".join(
+        f"{reason.why}; --set {reason.field}={reason.value:g} helps the small ones (docs/imbalance.md)"
+        for reason in balance_reasons(facts.imbalance, overrides)
+    )
 
 
 def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:

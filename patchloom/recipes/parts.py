@@ -189,7 +189,9 @@ class BalancePart(Checked):
     def check_clashes(self) -> None:
         """Check that one remedy is used: two would correct twice."""
         if self.effective_beta == 1:
-            raise UsageError("balance.effective_beta is 1, expected less. Use balance.class_weights=inverse, its limit.")
+            raise UsageError(
+                "balance.effective_beta is 1, expected less. Use balance.class_weights=inverse, its limit."
+            )
         if len(self.remedies) > 1:
             first, second = self.remedies[:2]
             raise UsageError(f"{first} and {second} both correct for the class sizes. Use one of them.")

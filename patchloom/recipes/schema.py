@@ -1,9 +1,9 @@
 """The recipe: all settings of a training run in one frozen, typed, comparable value.
 
 A recipe has groups of fields (model, augment, objective, optim, schedule, test; balance, views, dino, grafit, segment,
-detect, text if its method reads them) and a few fields of its own. A field is named by its dotted key, `augment.mixup`, in
-files, overrides and messages. Text is parsed by the field's type: `1e-3` means the same on a command line, in YAML and
-in Python.
+detect, text if its method reads them) and a few fields of its own. A field is named by its dotted key, `augment.mixup`,
+in files, overrides and messages. Text is parsed by the field's type: `1e-3` means the same on a command line, in YAML
+and in Python.
 """
 
 from __future__ import annotations

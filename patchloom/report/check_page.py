@@ -47,7 +47,7 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
         for name, (low, middle, high) in (("width", report.widths), ("height", report.heights)):
             facts.append((name, f"{low} … {high}, median {middle}" if low < high else f"{low}"))
     if report.balance:
-        facts.append(("per class, train", "{:,} … {:,}".format(*report.balance)))
+        facts.append(("balance of train", report.balance_text()))
     return facts
 
 

@@ -263,6 +263,7 @@ class TaskPage:
     best: str = ""  # the main metric with its unit
     measure: str = "best"  # its name
     interval: tuple[float, float] | None = None
+    beside: Sequence[tuple[str, str]] = ()  # further main metrics: name, value with its unit
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     charts: Mapping[str, Any] = field(default_factory=dict)  # see `report.run_report.Charts`
     trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on
@@ -292,6 +293,10 @@ class Reporting(TaskPart, ABC):
     @abstractmethod
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         """Return the main metrics in a few words."""
+
+    def headline(self, report: Any) -> str:
+        """Return the main metrics of val at the end of a training, in a few words."""
+        return self.metrics_text(dict(report))
 
     def result_lines(self, plan: Any, report: Any) -> Iterator[str]:
         """Yield the lines that follow the main metrics at the end of a training."""

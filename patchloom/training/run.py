@@ -223,7 +223,7 @@ def _report(
     weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
     which = f"(best {weights}weights, from step {outcome.progress.best_step})"
     how = already_ended(outcome) if seconds is None else f"{outcome.ended} after {duration(seconds)}"
-    values = f"val {task.report.metrics_text(metrics)}" if metrics else "not evaluated"
+    values = f"val {task.report.headline(val_report)}" if metrics else "not evaluated"
     say(f"{how}: {values} {which}")
     for line in task.report.result_lines(plan, val_report) if metrics else ():
         say(line)

@@ -12,8 +12,9 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches import workers
-from patchloom.data.batches.decoded_dataset import make_loader
+from patchloom.data.batches.decoded_dataset import DeviceLoader, make_loader
 from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.sampler import ClassSampling
 from patchloom.data.datasets import ClassTable, LabeledImages
 from patchloom.data.images.image_batch import normalize
 from patchloom.data.images.image_store import ArrayImages
@@ -78,6 +79,23 @@ def test_an_epoch_can_start_anywhere_and_be_left_anywhere(workers, reference):
     assert contents(some.epoch(0, start_step=2)) == reference[0][2:]
     assert contents(some.epoch(0, start_step=some.steps_per_epoch)) == []
     some.close()
+
+
+def test_epochs_by_class_are_the_same_from_workers_and_from_decoded_images():
+    dataset = pictures()
+    sampling = ClassSampling(np.repeat([0, 1, 2], [40, 7, 3]), "balanced")
+    alone = loader(dataset, repeats=2, sampling=sampling)
+    reference = contents(alone.epoch(1))
+    many = loader(dataset, repeats=2, sampling=sampling, workers=2)
+    assert contents(many.epoch(1)) == reference
+    assert contents(many.epoch(1, start_step=3)) == reference[3:]
+    many.close()
+    plain = AugmentPart(crop="pad", repeats=2)
+    decoded, _ = make_loader(dataset, plain, 16, batch_size=8, seed=3, device="cpu", sampling=sampling)
+    assert isinstance(decoded, DeviceLoader)
+    assert [batch.index.tolist() for batch in decoded.epoch(1)] == [index for _, _, index in reference]
+    views = decoded.showing((0, 1), plain, 16)
+    assert [batch.index.tolist() for batch in views.epoch(1)] == [index for _, _, index in reference]
 
 
 def views(batches) -> list[tuple[int, bytes]]:

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data.batches.sampler import SamplingPlan, epoch_order, rank_positions, repeated_order, step_seed
+from patchloom.data.batches.sampler import (
+    ClassSampling,
+    SamplingPlan,
+    epoch_order,
+    rank_positions,
+    repeated_order,
+    step_seed,
+)
+from patchloom.data.labels.class_balance import class_counts, sampling_shares
 from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
@@ -97,6 +105,50 @@ def test_mirrored_pictures_stay_on_one_process(pairs, world):
     for rank in range(world):
         positions = rank_positions(size, rank, world)
         assert (positions + positions[::-1] == size - 1).all()
+
+
+uneven = st.lists(st.integers(1, 60), min_size=1, max_size=6).map(lambda counts: np.repeat(range(len(counts)), counts))
+
+
+@given(uneven, st.sampled_from(["sqrt", "balanced"]), seeds, epochs)
+def test_every_epoch_by_class_has_its_shares_rounded(labels, kind, seed, epoch):
+    order = ClassSampling(labels, kind).order(seed, epoch)
+    assert len(order) == len(labels)
+    wanted = len(labels) * sampling_shares(class_counts(labels), kind)
+    sampled = class_counts(labels[order], len(wanted))
+    assert (np.abs(sampled - wanted) < 1 + 1e-9).all()
+    of_image = np.bincount(order, minlength=len(labels))
+    assert all(np.ptp(of_image[labels == label]) <= 1 for label in np.unique(labels))
+    assert (ClassSampling(labels.copy(), kind).order(seed, epoch) == order).all()
+
+
+def test_shares_by_class_hold_in_expectation():
+    labels = np.repeat([0, 1, 2, -1], [80, 15, 3, 2])
+    for kind, shares in (("balanced", np.ones(3) / 3), ("sqrt", np.sqrt([80, 15, 3]) / np.sqrt([80, 15, 3]).sum())):
+        sampling = ClassSampling(labels, kind)
+        orders = [sampling.order(5, epoch) for epoch in range(900)]
+        counts = np.mean([class_counts(labels[order], 3) for order in orders], axis=0)
+        np.testing.assert_allclose(counts, 100 * shares, atol=0.07)  # four deviations of a mean of 900
+        of_image = np.mean([np.bincount(order, minlength=100) for order in orders], axis=0)
+        assert (of_image[labels < 0] == 0).all()
+        assert np.ptp(of_image[labels == 0]) < 0.15  # 33 or 51 of 80 images per epoch, any as often as another
+        assert len({tuple(order) for order in orders[:20]}) == 20
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_processes_share_the_batches_by_class_of_one(repeats):
+    sampling = ClassSampling(np.repeat([0, 1], [250, 20]), "balanced")
+
+    def plan(rank: int, world: int) -> SamplingPlan:
+        return SamplingPlan(270, 12, 7, True, repeats, True, rank, world, sampling)
+
+    for step in range(plan(0, 1).steps_per_epoch):
+        whole, shares = plan(0, 1).views(2, step), [plan(rank, 3).views(2, step) for rank in range(3)]
+        together = sorted((s, i) for views in shares for s, i in zip(views.seed, views.index, strict=True))
+        assert together == sorted(zip(whole.seed, whole.index, strict=True))
+    order = plan(0, 1).order(2)
+    assert len(order) == (270 if repeats == 1 else 256)
+    assert (np.reshape(order[: 84 * repeats], (-1, repeats)) == order[: 84 * repeats : repeats, None]).all()
 
 
 def test_view_seeds_differ_between_copies_steps_epochs_and_seeds():

@@ -85,6 +85,11 @@ def test_numbers_equal_sklearns(images, classes, size, seed):
     np.testing.assert_allclose(result.class_accuracy[has_images], 100 * recall)
     assert np.isnan(result.class_accuracy[~has_images]).all()
     assert numbers["mean_class_accuracy"] == pytest.approx(100 * recall.mean())
+    predicted = probabilities.argmax(axis=1)
+    if set(predicted) <= set(truth):  # else scikit-learn warns
+        assert numbers["mean_class_accuracy"] == pytest.approx(100 * metrics.balanced_accuracy_score(truth, predicted))
+    f1 = metrics.f1_score(truth, predicted, average="macro", zero_division=0)
+    assert numbers["macro_f1"] == pytest.approx(100 * f1)
     slow = slow_calibration_error(probabilities, truth, 15)
     assert numbers["calibration_error"] == pytest.approx(slow, abs=1e-4)
     assert numbers["images"] == images
@@ -92,7 +97,7 @@ def test_numbers_equal_sklearns(images, classes, size, seed):
 
 def test_names_and_their_order_stay():
     assert [name for name, _ in report(*sample())] == [
-        "top1", "top5", "loss", "mean_class_accuracy", "calibration_error", "images",
+        "top1", "top5", "loss", "mean_class_accuracy", "macro_f1", "calibration_error", "images",
     ]  # fmt: skip
     assert [name for name, _ in report(*sample(classes=5))][:2] == ["top1", "loss"]
 

@@ -10,6 +10,8 @@ from patchloom.data.augmentation.mixing import Blend, draw_blend
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.objectives.classification import ClassificationObjective, binary_cross_entropy, cross_entropy
+from patchloom.objectives.objective import Ingredients, make_objective
+from patchloom.recipes import get_recipe, override
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from patchloom_runtime.errors import UsageError
 from tests.messages import refused
@@ -35,6 +37,17 @@ def slow_binary_cross_entropy(logits: Tensor, targets: Tensor) -> float:
             probability = 1 / (1 + math.exp(-z))
             losses.append(-math.log(probability if share > 0 else 1 - probability))
     return sum(losses) / len(losses)
+
+
+def slow_weighted(loss, logits: Tensor, targets: Tensor, weights: Tensor, *options: float) -> float:
+    """Σ_k share_k · weight_k · loss of the image with label k, mean over images."""
+    classes, total = logits.shape[1], 0.0
+    for row, shares in zip(logits, targets, strict=True):
+        for k, share in enumerate(shares.tolist()):
+            one = torch.tensor([k]) if loss is slow_cross_entropy else (shares > 0).double()[None]
+            total += share * weights[k].item() * loss(row[None], one, *options)
+    assert classes == len(weights)
+    return total / len(logits)
 
 
 def batch(size: int = 6, classes: int = 5, side: int = 32, seed: int = 0) -> ImageBatch:
@@ -79,6 +92,48 @@ def test_binary_cross_entropy_takes_every_mixed_class_as_right():
     one_hot = torch.eye(3, dtype=torch.float64)[[2, 0]]
     expected = slow_binary_cross_entropy(logits, one_hot)
     assert binary_cross_entropy(logits, torch.tensor([2, 0])).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_multiply_the_loss_of_each_label(smoothing):
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(6, 4, dtype=torch.float64, generator=generator)
+    weights = torch.tensor([0.2, 0.5, 1.7, 6.0], dtype=torch.float64)
+    labels = torch.randint(4, (6,), generator=generator)
+    mixed = Blend(0.7).targets(labels, 4, 0.0, torch.float64)
+    for targets in (labels, mixed):
+        shares = torch.eye(4, dtype=torch.float64)[targets] if targets.ndim == 1 else targets
+        expected = slow_weighted(slow_cross_entropy, logits, shares, weights, smoothing)
+        assert cross_entropy(logits, targets, smoothing, weights).item() == pytest.approx(expected)
+        expected = slow_weighted(slow_binary_cross_entropy, logits, shares, weights)
+        assert binary_cross_entropy(logits, targets, weights).item() == pytest.approx(expected)
+    halves = [cross_entropy(logits[rows], labels[rows], smoothing, weights) for rows in (slice(3), slice(3, 6))]
+    torch.testing.assert_close(sum(halves) / 2, cross_entropy(logits, labels, smoothing, weights))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+@pytest.mark.parametrize("mixup", [0.0, 0.8])
+def test_adjusted_logits_are_those_of_the_loss_alone(loss, mixup):
+    """Menon et al., equation 10: −log of e^(f_y + τ log π_y) over the sum of all; predictions do not change."""
+    images, network = batch(), small("resmlp_s12")
+    labels = torch.tensor([0] * 12 + [1] * 5 + [2, 3, 4])
+    changes = {"balance.logit_adjustment": 1.5, "objective.loss": loss, "augment.mixup": mixup, "seed": 3}
+    recipe = override(get_recipe("small_images"), changes | {"augment.cutmix": 0, "objective.smoothing": 0})
+    objective = make_objective(Ingredients(recipe=recipe, network=network, labels=labels))
+    assert isinstance(objective, ClassificationObjective)
+    results = objective(network, images, epoch=0, step=0)
+    pixels, targets = objective.inputs(images, 0, 0)
+    shares = torch.eye(5)[targets] if targets.ndim == 1 else targets
+    priors = torch.tensor([12, 5, 1, 1, 1]).double() / 20
+    logits = network(pixels).double()
+    if loss == "bce":
+        odds = (priors / (1 - priors)).log() - math.log(1 / 4)
+        expected = slow_binary_cross_entropy(logits + 1.5 * odds, shares)
+    else:
+        expected = slow_cross_entropy(logits + 1.5 * priors.log(), shares.double(), 0.0)
+    assert results["loss"].item() == pytest.approx(expected, rel=1e-5)
+    if not mixup:
+        assert results["accuracy"] == 100 * (logits.argmax(1) == images.labels).float().mean()
 
 
 def test_the_authors_losses(parity):

@@ -77,6 +77,25 @@ def test_the_recipe_of_the_thesis_has_its_loss_and_the_authors_is_an_option():
     assert result == pytest.approx(expected / 1000)
 
 
+def test_remedies_for_uneven_classes_change_the_term_of_the_labels():
+    recipe = ObjectivePart(distillation="hard", distillation_weight=0.3)
+    teacher, images, network = make_teacher(), batch(), small("resmlp_s12")
+    plain = make(recipe, teacher, token=False)
+    before = plain(network, images, epoch=0, step=0)
+    pixels, targets = plain.inputs(images, 0, 0)
+    numbers = torch.tensor([3.0, 1.0, 0.5, 0.2, 0.1])
+    for changes, label_loss in (
+        ({"weights": numbers}, cross_entropy(network(pixels), targets, 0.0, numbers)),
+        ({"adjustment": numbers}, cross_entropy(network(pixels) + numbers, targets)),
+    ):
+        remedied = make(recipe, teacher, token=False)
+        vars(remedied).update(changes)
+        results = remedied(network, images, epoch=0, step=0)
+        torch.testing.assert_close(results["label_loss"], label_loss)
+        assert results["teacher_loss"] == before["teacher_loss"]
+        torch.testing.assert_close(results["loss"], 0.7 * label_loss + 0.3 * before["teacher_loss"])
+
+
 @pytest.mark.parametrize("kind", ["ce", "softce"])
 @pytest.mark.parametrize(("method", "weight", "tau"), [("hard", 0.5, 1.0), ("soft", 0.5, 1.0), ("soft", 0.1, 3.0)])
 def test_the_authors_losses(parity, kind, method, weight, tau):

@@ -35,7 +35,8 @@ def test_a_run_goes_on_as_it_would_have(name: str, golden: Path, monkeypatch, ca
     found = make.evaluations(golden / name)
     assert [row[:2] for row in found] == [row[:2] for row in expected["evaluations"]]
     for (*_, values), (*_, wanted) in zip(found, expected["evaluations"], strict=True):
-        assert values == pytest.approx(wanted, rel=1e-4)
+        known = {metric: values[metric] for metric in wanted}  # later versions measure more
+        assert known == pytest.approx(wanted, rel=1e-4)
     assert make.size_of_weights(golden / name) == pytest.approx(expected["weights"], rel=1e-5)
     assert (golden / name / "report.html").is_file()
 

@@ -9,6 +9,7 @@ from patchloom.data.checking.overlap import OverlapReport
 from patchloom.data.checking.survey import ImageLocation, Unreadable
 from patchloom.data.datasets import Fault, Listing
 from patchloom.data.text.sentences import is_train
+from patchloom.recipes.auto import IMBALANCED_FROM
 from patchloom_runtime.errors import shortened
 
 Group = tuple[ImageLocation, ...]
@@ -80,6 +81,18 @@ class CheckReport:
         """Training images of the smallest and of the largest class, ignoring empty classes."""
         counts = [count["train"] for count in self.classes.values() if count["train"]]
         return (min(counts), max(counts)) if counts else None
+
+    @property
+    def is_imbalanced(self) -> bool:
+        """Whether the largest class of train is so much larger than the smallest that training corrects for it."""
+        return self.balance is not None and self.balance[1] >= IMBALANCED_FROM * self.balance[0]
+
+    def balance_text(self) -> str:
+        """Return `balance` in words; "" without classes."""
+        if not self.balance:
+            return ""
+        low, high = self.balance
+        return f"{low:,} … {high:,} per class" + (f", uneven: 1 to {high / low:.0f}" if self.is_imbalanced else "")
 
     def leaks(self, *, near: bool = False) -> list[Group]:
         """Return groups of equal (or, with `near`, nearly equal) images in different splits."""

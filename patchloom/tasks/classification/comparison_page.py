@@ -36,6 +36,8 @@ _SETTINGS = ("data", "level", *(field.name for field in fields(Reading)), "init"
 _MEASURES = {  # column → (measure, which value is best)
     "top-1, %": ("top1", max),
     "top-5, %": ("top5", max),
+    "mean class accuracy, %": ("mean_class_accuracy", max),
+    "macro F1, %": ("macro_f1", max),
     "loss": ("loss", min),
     "calibration error, %": ("calibration_error", min),
 }

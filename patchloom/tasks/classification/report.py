@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.evaluation.classification import ClassificationReport, overfitting_note
+from patchloom.evaluation.classification import MACRO_METRICS, ClassificationReport, overfitting_note
 from patchloom.runs.metrics import read_metrics
 from patchloom.tasks.images.automatic_start import FEW_IMAGES, fine_tuning_advice, may_start_from_weights
 from patchloom.tasks.images.report import image_page
@@ -20,6 +20,12 @@ class ClassificationReporting(Reporting):
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         return f"top-1 {metrics['top1']:.2f} %"
+
+    def headline(self, report: ClassificationReport) -> str:
+        """Return top-1, and the metrics that count every class equally if the classes of val are uneven."""
+        values = dict(report)
+        more = [f"{name} {values[key]:.2f} %" for key, name in MACRO_METRICS.items()] if report.is_imbalanced else []
+        return ", ".join([self.metrics_text(values), *more])
 
     def result_lines(self, plan: Any, report: ClassificationReport) -> Iterator[str]:
         """Yield a warning if the training images were memorized, and advice if they are few to train from scratch."""

@@ -102,7 +102,8 @@ class ImageJudge(Judge):
                 world=self._processes.world if self._together else 1,
                 timeout_s=plan.settings.worker_timeout,
             )
-        return self._loaders[key].epoch(0)
+        # The last batch may have fewer images than there are processes.
+        return (batch for batch in self._loaders[key].epoch(0) if len(batch))
 
     def _joined(self, rows: Tensor) -> Tensor:
         """Concatenate the rows (n, …) of all processes; rows of −1 pad them to one length."""

@@ -13,6 +13,7 @@ import torch
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
+from patchloom.data.labels.class_balance import class_counts, class_ratio, is_imbalanced
 from patchloom.data.labels.unlabeled import missing_labels
 from patchloom.data.sources.corrections import corrections_digest
 from patchloom.data.sources.python_objects import PythonData
@@ -27,7 +28,7 @@ from patchloom.models.network import Network
 from patchloom.models.pretrained.table import is_tag, published, weights_named
 from patchloom.models.pretrained.weights_file import check_weights_file
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
-from patchloom.recipes.fit import Facts, advice
+from patchloom.recipes.fit import Facts, advice, balance_advice
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
@@ -131,7 +132,13 @@ class ImagePlan(Plan):
         ]
 
     def _targets_text(self) -> str:
-        return f", {plural(len(self.splits.classes), 'class')}" if len(self.splits.classes) else ", no labels"
+        if not len(self.splits.classes):
+            return ", no labels"
+        uneven = ""
+        if is_imbalanced(labels := self.splits.train.labels):
+            counts = class_counts(labels)
+            uneven = f" of {counts[counts > 0].min():,} to {counts.max():,} images"
+        return f", {plural(len(self.splits.classes), 'class')}{uneven}"
 
     def _cost_text(self) -> str:
         return f": {human(self.cost.parameters)} parameters, {human(self.cost.multiply_adds)} multiply-adds"
@@ -165,7 +172,8 @@ class OpenedImages:
     def facts(self) -> Facts:
         """Return what automatic choices are based on."""
         kind: Literal["cpu", "cuda"] = "cuda" if self.device.startswith("cuda") else "cpu"
-        return Facts(len(self.splits.train), self.median_side, kind, self.settings.init is not None)
+        ratio = class_ratio(self.splits.train.labels)
+        return Facts(len(self.splits.train), self.median_side, kind, self.settings.init is not None, ratio)
 
     def changed(self, **changes: Any) -> "OpenedImages":
         """Return a copy with other fields that keeps the median size."""
@@ -486,10 +494,11 @@ def median_side(dataset: ImageSet) -> int:
 def _advice(planner: ImagePlanner, plan: ImagePlan) -> tuple[str, ...]:
     """Return what of a named recipe does not suit the data, unless it was fitted to them."""
     settings = plan.settings
-    if settings.fit or not planner.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
+    if not planner.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
         return ()
-    text = advice(plan.recipe, plan.opened.facts(), settings.recipe_changes())
-    return (text,) if text else ()
+    balance = balance_advice(plan.recipe, plan.opened.facts(), settings.recipe_changes())
+    text = "" if settings.fit else advice(plan.recipe, plan.opened.facts(), settings.recipe_changes())
+    return tuple(filter(None, (text, balance)))
 
 
 def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Recipe, list[Choice]]:

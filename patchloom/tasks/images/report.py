@@ -12,7 +12,7 @@ from PIL import Image
 
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import ImageSet
-from patchloom.evaluation.classification import ClassificationReport, Mistake, overfitting_note
+from patchloom.evaluation.classification import MACRO_METRICS, ClassificationReport, Mistake, overfitting_note
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
@@ -67,8 +67,9 @@ def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
         best=best,
         measure=measure,
         interval=report.top_interval() if report else None,
+        beside=[row[:2] for row in _macro_rows(dict(report))] if report and report.is_imbalanced else [],
         numbers=number_rows(report, settings.part or "val") if report else [],
-        charts=_charts(contents.files.recipe, metrics),
+        charts=_charts(contents.files.recipe, metrics, uneven=bool(report and report.is_imbalanced)),
         sections=_sections(contents, images, report, pictures),
         cost=cost_rows(cost) if (cost := count_cost(contents)) else (),
         notes=contents.notes,
@@ -76,12 +77,13 @@ def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
     )
 
 
-def _charts(recipe: Recipe | None, metrics: Sequence[Mapping[str, Any]]) -> Charts:
-    """Return the charts of accuracy and those that the method defines."""
+def _charts(recipe: Recipe | None, metrics: Sequence[Mapping[str, Any]], *, uneven: bool) -> Charts:
+    """Return the charts of accuracy and those that the method defines; `uneven`: the classes of val."""
     k = neighbor_count(metrics)
     own = import_module(method_of(recipe.objective.method).objective).CHARTS if recipe else {}
     return {
         "Validation top-1, %": validation("top1"),
+        **({"Validation mean class accuracy, %": validation("mean_class_accuracy")} if uneven else {}),
         f"Top-1 of the {k} nearest, %": validation(f"knn{k}_top1"),
         **training(own),
     }
@@ -124,7 +126,7 @@ def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[
         rows.append(("top-5", f"{values['top5']:.2f} %", "label among the five most likely classes"))
     return [
         *rows,
-        ("mean class accuracy", f"{values['mean_class_accuracy']:.2f} %", "mean over classes"),
+        *_macro_rows(values),
         ("loss", f"{values['loss']:.4f}", "cross-entropy, in nats"),
         (
             "calibration error",
@@ -133,6 +135,12 @@ def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[
         ),
         ("images", f"{len(report.index):,}", f"of the {split} split"),
     ]
+
+
+def _macro_rows(values: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Return the rows of the metrics that count every class equally."""
+    why = {"mean_class_accuracy": "balanced accuracy: mean over classes", "macro_f1": "mean over classes"}
+    return [(name, f"{values[key]:.2f} %", why[key]) for key, name in MACRO_METRICS.items()]
 
 
 def _readable(contents: RunContents, images: ImageSet, indices: Sequence[int]) -> list[tuple[int, Image.Image]]:
