@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from patchloom.report.pictures.look import look as look
     from patchloom.report.pictures.pictures import pictures_of as pictures_of
     from patchloom.runs.convert import convert as convert
-    from patchloom.tasks.classification.compare import compare as compare
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
-    from patchloom.tasks.classification.probe import probe as probe
     from patchloom.tasks.classification.pruning import prune as prune
+    from patchloom.tasks.classification.several_runs import compare as compare
     from patchloom.tasks.classification.several_runs import evaluate as evaluate
+    from patchloom.tasks.classification.several_runs import probe as probe
     from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
@@ -75,7 +75,7 @@ _WHERE = {
     "absorb": "patchloom.models.network",
     "bench": "patchloom.models.bench",
     "check": "patchloom.data.checking.check",
-    "compare": "patchloom.tasks.classification.compare",
+    "compare": "patchloom.tasks.classification.several_runs",
     "convert": "patchloom.runs.convert",
     "cost": "patchloom.models.cost",
     "create_model": "patchloom.models.registry",
@@ -93,7 +93,7 @@ _WHERE = {
     "open_index": "patchloom.inference.index",
     "pictures_of": "patchloom.report.pictures.pictures",
     "predict": "patchloom.tasks.predict",
-    "probe": "patchloom.tasks.classification.probe",
+    "probe": "patchloom.tasks.classification.several_runs",
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
     "sweep": "patchloom.training.sweeps.sweep",

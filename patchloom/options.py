@@ -7,9 +7,10 @@ This module is light: nothing here imports torch or typer.
 """
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -37,6 +38,24 @@ class Option:
 @dataclass(frozen=True)
 class Argument(Option):
     """A positional argument; a tuple field takes one or more words."""
+
+
+def keywords_of(settings: type, *, without: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Show the fields of a settings class as keywords of a function that passes its `**options` to that class."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
+            for field in fields(settings)
+            if field.name not in without
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

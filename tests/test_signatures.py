@@ -21,7 +21,12 @@ from patchloom.cli.prune import PruneOptions
 from patchloom.cli.sweep import SweepOptions
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
-from patchloom.inference.evaluations import EvaluationSettings
+from patchloom.inference.evaluation_methods import (
+    EvaluationKeywords,
+    EvaluationSettings,
+    ProbeKeywords,
+    ViewKeywords,
+)
 from patchloom.options import Option
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
@@ -92,6 +97,15 @@ def test_train_takes_old_keywords_with_a_warning(old: str, value: object, monkey
 
 
 @pytest.mark.parametrize(
+    ("keywords", "without"),
+    [(EvaluationKeywords, set()), (ProbeKeywords, WITHOUT_A_SPLIT), (ViewKeywords, WITHOUT_A_SPLIT | {"level"})],
+)
+def test_keywords_of_evaluations_are_the_fields_of_their_settings(keywords: type, without: set[str]) -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(EvaluationSettings) if field.name not in without}
+    assert get_type_hints(keywords) == fields
+
+
+@pytest.mark.parametrize(
     ("function", "without"),
     [
         (patchloom.evaluate, set()),
@@ -102,7 +116,7 @@ def test_train_takes_old_keywords_with_a_warning(old: str, value: object, monkey
     ],
 )
 def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[str]) -> None:
-    """A new field of Shown belongs into the evaluations too."""
+    """A new field of EvaluationSettings is an option of every evaluation."""
     own = inspect.signature(function).parameters
     fields = {field.name: field for field in dataclasses.fields(EvaluationSettings) if field.name not in without}
     missing = set(fields) - set(own)

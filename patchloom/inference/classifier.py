@@ -19,7 +19,7 @@ from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.data.images.video import frames_or_error
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.disk import atomic_write, make_folder
-from patchloom.inference.evaluation_methods import EvaluationMethods
+from patchloom.inference.evaluation_methods import EvaluationMethods, EvaluationSettings, check_view_settings
 from patchloom.machine import resolve_device
 from patchloom.models.network import Network
 from patchloom.runs.checksums import write_checked
@@ -316,10 +316,10 @@ class Classifier(EvaluationMethods):
         order of the set; `workers` processes read them.
         """
         options = locals()
-        from patchloom.inference.embedding import check_view_settings, embed_batches
+        from patchloom.inference.embedding import embed_batches
 
         if isinstance(images, ImageSet):
-            from patchloom.inference.evaluations import EvaluationSettings, embed_on
+            from patchloom.inference.evaluations import embed_on
 
             return embed_on(self, images, EvaluationSettings.of(options))
         check_view_settings(size, crop_ratio, batch)

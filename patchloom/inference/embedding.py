@@ -17,7 +17,7 @@ from patchloom.data.batches.workers import Workers, keep_working, no_core_warnin
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.models.network import Network
-from patchloom_runtime.errors import DataError, ResourceError, UsageError, at_least
+from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from patchloom_runtime.images.inputs import ImageLike, read_image
 from patchloom_runtime.printable import printable
@@ -32,15 +32,6 @@ class EmbeddedFiles(NamedTuple):
     paths: list[str]
     vectors: Tensor  # (len(paths), C) float32 unit vectors on the CPU
     unreadable: dict[str, str]  # path → error
-
-
-def check_view_settings(size: int | None, crop_ratio: float | None, batch: int) -> None:
-    """Raise UsageError if the image size, the crop ratio or the batch size is out of range."""
-    if size is not None:
-        at_least("size", size, 1)
-    at_least("batch", batch, 1)
-    if crop_ratio is not None and not 0 < crop_ratio <= 1:
-        raise UsageError(f"crop_ratio is {crop_ratio}, expected a share above 0 and up to 1")
 
 
 def embed_batches(

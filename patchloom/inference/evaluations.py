@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 on the ImageNet-ReaL labels, if they are passed
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ from patchloom.data.batches.decoded_dataset import DeviceLoader, make_evaluation
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress, Source
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading import Reading
 from patchloom.data.sources.source import check_split, find_source, match_source, split_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.splits import match
@@ -28,69 +28,22 @@ from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.imagenet_labels import open_v2, read_real_labels, real_accuracy, real_labels_of
-from patchloom.inference.embedding import check_view_settings, embed_batches
+from patchloom.inference.embedding import embed_batches
 from patchloom.models.network import Network
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.provenance import provenance_of, read_provenance
 from patchloom.runs.run_metadata import recorded_reading
-from patchloom_runtime.errors import CheckpointError, UsageError, at_least, not_finite
+from patchloom_runtime.errors import CheckpointError, UsageError, not_finite
 from patchloom_runtime.printable import printable
 
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
+    from patchloom.inference.evaluation_methods import EvaluationSettings
 
 CROP_RATIOS = (0.7, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
 SIZE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the model's image size
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
-    """Which images a model is evaluated on, and how they are read and preprocessed."""
-
-    split: str | None = None  # train, val, test or all; None: val, else the images the run held out, else all
-    size: int | None = None  # pixels; None: the model's
-    crop_ratio: float | None = None
-    real: str | None = None  # path of the ImageNet-ReaL labels
-    v2: bool = False  # folder names are class numbers, as in ImageNet-V2
-    batch: int = 64
-    workers: int = 0
-    strict: bool = False
-    reading: Reading = AS_IT_IS
-    level: str | None = None  # label level to compare with; None: that of the model's classes
-    progress: Progress | None = None  # called with the number of images done and their total
-
-    def __post_init__(self) -> None:
-        check_view_settings(self.size, self.crop_ratio, self.batch)
-        at_least("workers", self.workers, 0)
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "EvaluationSettings":
-        """Return the settings among the arguments of a function (its `locals()`); other arguments are ignored."""
-        return cls(**{name: value for name, value in arguments.items() if name in cls.__dataclass_fields__})
-
-    def open(self, data: Data, classifier: "Classifier") -> LabeledImages:
-        """Open the images to evaluate one classifier on."""
-        return EvaluationData(data, self, [classifier.folder]).open(classifier)
-
-    def network(self, classifier: "Classifier") -> Network:
-        """Return the classifier's network at the image size of these settings."""
-        return classifier.model if self.size is None else classifier.model.for_images_of(self.size)
-
-    def loader(self, classifier: "Classifier", images: ImageSet) -> Loader | DeviceLoader:
-        """Return a loader over all images at the size and crop ratio of these settings, else at the model's."""
-        own = classifier.preprocessing
-        return make_evaluation_loader(
-            images,
-            self.size or own.image_size,
-            self.crop_ratio or own.crop_ratio,
-            own.interpolation,
-            own.resize,
-            batch_size=self.batch,
-            device=classifier.device,
-            workers=self.workers,
-        )
 
 
 class EvaluationData:
@@ -100,7 +53,7 @@ class EvaluationData:
     trained on these data, if there is one and the settings do not choose other images.
     """
 
-    def __init__(self, data: Data, settings: EvaluationSettings, folders: Iterable[Path | None] = ()) -> None:
+    def __init__(self, data: Data, settings: "EvaluationSettings", folders: Iterable[Path | None] = ()) -> None:
         self._data, self._settings = as_spec(data), settings
         self._sources: dict[Reading, Source] = {}
         by_default = settings.split is None and settings.level is None and not settings.v2
@@ -153,6 +106,21 @@ class EvaluationData:
         return self._sources[reading]
 
 
+def loader_of(classifier: "Classifier", images: ImageSet, settings: "EvaluationSettings") -> Loader | DeviceLoader:
+    """Return a loader over all images at the size and crop ratio of the settings, else at the model's."""
+    own = classifier.preprocessing
+    return make_evaluation_loader(
+        images,
+        settings.size or own.image_size,
+        settings.crop_ratio or own.crop_ratio,
+        own.interpolation,
+        own.resize,
+        batch_size=settings.batch,
+        device=classifier.device,
+        workers=settings.workers,
+    )
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The result of evaluating a classifier on a dataset."""
@@ -179,10 +147,10 @@ class Evaluation:
 
 
 def evaluate_on(
-    classifier: "Classifier", images: LabeledImages, settings: EvaluationSettings, *, heads: bool = False
+    classifier: "Classifier", images: LabeledImages, settings: "EvaluationSettings", *, heads: bool = False
 ) -> Evaluation:
     """Evaluate a classifier on opened images; with `heads`, record what each head of a distilled network predicts."""
-    model, own, loader = settings.network(classifier), classifier.preprocessing, settings.loader(classifier, images)
+    model, own, loader = settings.network(classifier), classifier.preprocessing, loader_of(classifier, images, settings)
     report = evaluate(
         model,
         _with_progress(loader.epoch(0), len(images), settings.progress),
@@ -219,13 +187,13 @@ def _with_progress(batches: Iterable[ImageBatch], total: int, progress: Progress
 def embed_on(
     classifier: "Classifier",
     images: ImageSet,
-    settings: EvaluationSettings,
+    settings: "EvaluationSettings",
     *,
     logits: bool = False,
     projected: bool = True,
 ) -> Embeddings:
     """Return one vector per readable image, on the model's device; with `logits`, the classifier's outputs too."""
-    model, loader = settings.network(classifier), settings.loader(classifier, images)
+    model, loader = settings.network(classifier), loader_of(classifier, images, settings)
     embeddings = embed_batches(classifier, loader.epoch(0), model=model, logits=logits, projected=projected)
     if not loader.broken:
         return embeddings
@@ -244,7 +212,7 @@ class SweepPoint:
 def sweep_on(
     classifier: "Classifier",
     data: Data,
-    settings: EvaluationSettings,
+    settings: "EvaluationSettings",
     *,
     over: Literal["crop", "size"],
     values: Sequence[float] | None,
@@ -252,7 +220,7 @@ def sweep_on(
     """Evaluate a model on the same images at several crop ratios (thesis figure 6.6) or image sizes (figure 5.4)."""
     if over not in ("crop", "size"):
         raise UsageError(f"over is {over!r}, expected crop or size")
-    images = settings.open(data, classifier)
+    images = EvaluationData(data, settings, [classifier.folder]).open(classifier)
     if values is None:
         values = CROP_RATIOS if over == "crop" else sizes_around(classifier)
     points = []

@@ -15,13 +15,14 @@ from patchloom.evaluation.knn import NeighborReport, check_neighbors, knn
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.inference.embedding import embed_batches
-from patchloom.inference.evaluations import EvaluationSettings, embed_on
+from patchloom.inference.evaluations import embed_on
 from patchloom.recipes.parts import AugmentPart
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
+    from patchloom.inference.evaluation_methods import EvaluationSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Probes:
         return html_card("Probes", columns=("measure", "value"), rows=rows, notes=self.notes)
 
 
-def probe_on(classifier: "Classifier", data: Data, settings: EvaluationSettings, probes: ProbeSettings) -> Probes:
+def probe_on(classifier: "Classifier", data: Data, settings: "EvaluationSettings", probes: ProbeSettings) -> Probes:
     """Fit probes to the train split of `data` and test them on val; the classes are those of the data."""
     neighbors, epochs, shots = probes.neighbors, probes.linear_sgd, probes.few_shot
     if not neighbors and not probes.linear and epochs is None and shots is None:
@@ -87,7 +88,7 @@ def _sgd_probe(
     classifier: "Classifier",
     images: ImageSet,
     embeddings: tuple[Embeddings, Embeddings],
-    settings: EvaluationSettings,
+    settings: "EvaluationSettings",
     classes: int,
     epochs: int,
 ) -> SgdProbe:

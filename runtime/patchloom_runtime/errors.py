@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -108,8 +109,7 @@ def nearest(name: str, known: list[str] | tuple[str, ...], *, limit: int = 3) ->
 
 def with_near_options(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function raise UsageError with the nearest known names, not TypeError, for an unknown option."""
-    code = function.__code__
-    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    known = list(signature(function).parameters)
 
     @wraps(function)
     def checked(*values: P.args, **options: P.kwargs) -> R:

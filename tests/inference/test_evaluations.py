@@ -15,6 +15,7 @@ from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.sgd_probe import RATES
 from patchloom.inference import evaluations
+from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.models.cost import cost
 from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
@@ -193,7 +194,7 @@ def test_images_are_resized_as_in_the_run(runs) -> None:
     classifier, val_images = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
     classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
     pixels = (
-        next(evaluations.EvaluationSettings(size=40).loader(classifier, val_images).epoch(0))
+        next(evaluations.loader_of(classifier, val_images, EvaluationSettings(size=40)).epoch(0))
         .images[0]
         .permute(1, 2, 0)
         .numpy()

@@ -28,7 +28,8 @@ from safetensors.numpy import save as save_columns
 from patchloom.data.checking import scan_cache
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import EvaluationData, EvaluationSettings
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import EvaluationData
 from patchloom.inference.index import open_index
 from patchloom.inference.index_build import index
 from patchloom.report.page import render

@@ -6,15 +6,22 @@ images/[train/]a.jpg  instances/[train/]a.png      classes.txt with one name; th
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.annotations.paired_files import Pair, changed_with, images_by_stem, source_of_splits, unpaired
+from patchloom.data.annotations.paired_files import (
+    Pair,
+    changed_with,
+    images_by_stem,
+    pair_up,
+    source_of_rows,
+    unpaired,
+)
 from patchloom.data.datasets import Source
 from patchloom.data.images.image_store import Mask, Stamp
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import decode_ids
@@ -64,24 +71,17 @@ def open_instances(root: Path, pair: Pair, title: str) -> Source:
     images, masks = pair
     paths = images_by_stem(root / images)
     files = {_unmarked(stem): path for stem, path in images_by_stem(root / masks).items()}
-    faults = unpaired(root / images, paths, files, "image without mask", masks)
-    faults += unpaired(root / masks, files, paths, "mask without image", images)
-    both = [stem for stem in paths if stem in files]
-    if not both:
+    faults = unpaired(root, pair, paths, files, "mask")
+    rows = pair_up(pair, paths, files, {stem: os.path.dirname(stem) for stem in paths})
+    if not rows:
         raise DataError(f"{printable(root)}: no image of {images} has a mask of the same name in {masks}")
     file = root / os.path.dirname(masks) / "classes.txt"
     named = [line.strip() for line in names_by_line(file, MOST_BYTES) or () if line.strip()]
     if len(named) > 1:
         raise DataError(f"{printable(file)}: {len(named)} names; masks of object numbers have one class")
     name = named[0] if named else MASKS.get(os.path.basename(masks), "object")
-
-    def chosen(splits: Sequence[str]) -> InstanceImages:
-        own = [stem for stem in both if os.path.dirname(stem) in splits]
-        own_paths = [os.path.join(images, paths[stem]) for stem in own]
-        return InstanceImages(root, own_paths, [os.path.join(masks, files[stem]) for stem in own], name)
-
-    groups = group_by_split(sorted({os.path.dirname(stem) for stem in both}))
-    return source_of_splits(f"{title} (images and objects)", groups, chosen, faults)
+    open_files = partial(InstanceImages, root, name=name)
+    return source_of_rows(f"{title} (images and objects)", rows, open_files, faults)
 
 
 def _unmarked(stem: str) -> str:

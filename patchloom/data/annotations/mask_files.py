@@ -9,6 +9,7 @@ an image are faults of the source.
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,16 @@ import numpy as np
 from patchloom.data.annotations.mask_names import MaskNames, names_of_masks
 from patchloom.data.annotations.paired_files import (
     Pair,
+    PairedFile,
     changed_with,
     files_of_pair,
-    source_of_splits,
-    split_of_path,
+    pair_up,
+    source_of_rows,
     unpaired,
 )
 from patchloom.data.datasets import Source
 from patchloom.data.images.image_store import NOT_LABELED, Mask, Stamp
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import decode_ids, read_file
@@ -67,39 +68,25 @@ def open_masks(
     root: Path, pairs: Sequence[Pair], title: str, ignore: int | None = None, names: Path | None = None
 ) -> Source:
     """Open images and masks in pairs of folders. `ignore` and `names` override what the data define."""
-    rows: list[tuple[str, str, str]] = []  # split, image, mask
+    rows: list[PairedFile] = []
     faults = []
     for pair in pairs:
         images, masks = files_of_pair(root, pair, masks=True)
         listed = _listed(root / os.path.dirname(pair.others))
         if listed:
             images, masks = ({stem: path for stem, path in of.items() if stem in listed} for of in (images, masks))
-        faults += unpaired(root / pair.images, images, masks, "image without mask", pair.others)
-        faults += unpaired(root / pair.others, masks, images, "mask without image", pair.images)
-        rows += [
-            (
-                listed[stem] if listed else split_of_path(pair, stem),
-                os.path.join(pair.images, path),
-                os.path.join(pair.others, masks[stem]),
-            )
-            for stem, path in images.items()
-            if stem in masks
-        ]
+        faults += unpaired(root, pair, images, masks, "mask")
+        rows += pair_up(pair, images, masks, listed)
     if not rows:
         first = pairs[0]
         raise DataError(
             f"{printable(root)}: no image of {first.images or 'it'} has a mask of the same name in {first.others}"
         )
     places = [root, *(root / os.path.dirname(pair.others) for pair in pairs), *(root / pair.others for pair in pairs)]
-    paths = [mask for _, _, mask in rows]
+    paths = [row.other for row in rows]
     named, notes = names_of_masks(places, paths, lambda: _values(root, paths), ignore, names)
-
-    def chosen(splits: Sequence[str]) -> MaskedFiles:
-        own = [row for row in rows if row[0] in splits]
-        return MaskedFiles(root, [image for _, image, _ in own], [mask for _, _, mask in own], named)
-
-    groups = group_by_split(sorted({split for split, _, _ in rows}))
-    return source_of_splits(f"{title} (images and masks)", groups, chosen, faults, notes)
+    open_files = partial(MaskedFiles, root, named=named)
+    return source_of_rows(f"{title} (images and masks)", rows, open_files, faults, notes)
 
 
 def _values(root: Path, masks: Sequence[str]) -> set[int]:

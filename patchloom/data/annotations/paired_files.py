@@ -10,7 +10,7 @@ import numpy as np
 
 from patchloom.data.datasets import Fault, Listing, Source
 from patchloom.data.images.image_store import ImageStore, Stamp
-from patchloom.data.splits import SplitNames, says_a_split
+from patchloom.data.splits import group_by_split, says_a_split
 from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.images.decode import EXTENSIONS
 from patchloom_runtime.images.samples import UNLABELED
@@ -31,6 +31,14 @@ class Pair(NamedTuple):
 
     images: str
     others: str
+
+
+class PairedFile(NamedTuple):
+    """An image and its second file, as paths below the root."""
+
+    split: str
+    image: str
+    other: str
 
 
 def mask_stem(stem: str) -> str:
@@ -90,30 +98,54 @@ def split_of_path(pair: Pair, stem: str) -> str:
     return next((part for part in parts if says_a_split(part)), os.path.dirname(stem))
 
 
-def unpaired(folder: Path, files: Mapping[str, str], others: Mapping[str, str], kind: str, place: str) -> list[Fault]:
-    """Return a fault for each file without a counterpart."""
+def pair_up(
+    pair: Pair, images: Mapping[str, str], others: Mapping[str, str], listed: Mapping[str, str]
+) -> list[PairedFile]:
+    """Return the images that have a second file. `listed` maps stems to splits; if it is empty, paths name them."""
     return [
-        Fault(printable(folder / path), kind, f"no file named {printable(stem)} in {place}")
-        for stem, path in files.items()
-        if stem not in others
+        PairedFile(
+            listed.get(stem, "") if listed else split_of_path(pair, stem),
+            os.path.join(pair.images, path),
+            os.path.join(pair.others, others[stem]),
+        )
+        for stem, path in images.items()
+        if stem in others
     ]
 
 
-def source_of_splits(
+def unpaired(root: Path, pair: Pair, images: Mapping[str, str], others: Mapping[str, str], noun: str) -> list[Fault]:
+    """Return a fault for each image without a second file, called `noun`, and each second file without an image."""
+
+    def faults(files: Mapping[str, str], others: Mapping[str, str], kind: str, folder: str, place: str) -> list[Fault]:
+        return [
+            Fault(printable(root / folder / path), kind, f"no file named {printable(stem)} in {place}")
+            for stem, path in files.items()
+            if stem not in others
+        ]
+
+    return [
+        *faults(images, others, f"image without {noun}", pair.images, pair.others),
+        *faults(others, images, f"{noun} without image", pair.others, pair.images),
+    ]
+
+
+def source_of_rows(
     title: str,
-    splits: SplitNames,
-    images: Callable[[Sequence[str]], ImageStore],
+    rows: Sequence[PairedFile],
+    open_files: Callable[[Sequence[str], Sequence[str]], ImageStore],
     faults: Sequence[Fault] = (),
     notes: tuple[str, ...] = (),
 ) -> Source:
-    """Return a source of images without labels. `images` makes the store of the splits with some names."""
+    """Return a source of images without labels. `open_files` makes the store of some images and their second files."""
 
     def listing(chosen: Sequence[str]) -> Listing:
-        store = images(chosen)
+        own = [row for row in rows if row.split in chosen]
+        store = open_files([row.image for row in own], [row.other for row in own])
         return Listing(
             store, np.arange(len(store)), np.full(len(store), UNLABELED), store.object_names or store.mask_names
         )
 
+    splits = group_by_split(sorted({row.split for row in rows}))
     unused = ", ".join(printable(name or "images outside of them") for name in splits.unused)
     notes += (f"folders other than train, val and test, not used: {unused}",) if unused else ()
     val, test = (listing(chosen) if chosen else None for chosen in (splits.val, splits.test))

@@ -11,6 +11,7 @@ file: boxes are scaled if both sides have the same ratio, and are an error other
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -19,15 +20,15 @@ import numpy as np
 
 from patchloom.data.annotations.paired_files import (
     Pair,
+    PairedFile,
     changed_with,
     files_of_pair,
-    source_of_splits,
-    split_of_path,
+    pair_up,
+    source_of_rows,
     unpaired,
 )
 from patchloom.data.datasets import Source
 from patchloom.data.images.image_store import Stamp
-from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import upright_size
@@ -103,43 +104,27 @@ class VocImages(ImageFiles):
 
 def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
     """Open images and XML files in pairs of folders."""
-    rows: list[tuple[str, str, str]] = []  # split, image, XML
+    rows: list[PairedFile] = []
     faults = []
     for pair in pairs:
         images, files = files_of_pair(root, pair, (".xml",))
-        faults += unpaired(root / pair.images, images, files, "image without boxes", pair.others)
-        faults += unpaired(root / pair.others, files, images, "boxes without image", pair.images)
-        listed = _listed(root / os.path.dirname(pair.others))
-        rows += [
-            (
-                listed.get(stem, "") if listed else split_of_path(pair, stem),
-                os.path.join(pair.images, path),
-                os.path.join(pair.others, files[stem]),
-            )
-            for stem, path in images.items()
-            if stem in files
-        ]
+        faults += unpaired(root, pair, images, files, "boxes")
+        rows += pair_up(pair, images, files, _listed(root / os.path.dirname(pair.others)))
     if not rows:
         first = pairs[0]
         raise DataError(
             f"{printable(root)}: no image of {first.images} has an XML file of the same name in {first.others}"
         )
     names: set[str] = set()
-    for _, _, file in rows:
-        place = root / file
+    for row in rows:
+        place = root / row.other
         try:
             names |= {box.name for box in read_voc(read_plain(place, MOST_BYTES), printable(place)).objects}
         except (DataError, OSError):
             continue  # reported by `check`
-    known = tuple(sorted(names))
-
-    def chosen(splits: Sequence[str]) -> VocImages:
-        own = [row for row in rows if row[0] in splits]
-        return VocImages(root, [image for _, image, _ in own], [file for _, _, file in own], known)
-
-    groups = group_by_split(sorted({split for split, _, _ in rows}))
-    every = chosen([split for split, _, _ in rows])
-    return source_of_splits(f"{title} (VOC boxes)", groups, chosen, faults, _resized(every))
+    open_files = partial(VocImages, root, names=tuple(sorted(names)))
+    every = open_files([row.image for row in rows], [row.other for row in rows])
+    return source_of_rows(f"{title} (VOC boxes)", rows, open_files, faults, _resized(every))
 
 
 def _resized(images: VocImages) -> tuple[str, ...]:

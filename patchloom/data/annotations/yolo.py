@@ -18,16 +18,16 @@ import numpy as np
 
 from patchloom.data.annotations.paired_files import (
     Pair,
+    PairedFile,
     changed_with,
     files_of_pair,
     images_by_stem,
-    source_of_splits,
+    source_of_rows,
     split_of_path,
 )
 from patchloom.data.datasets import Source
 from patchloom.data.images.image_store import Mask, Objects, Stamp, file_state
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.splits import group_by_split
 from patchloom.data.trees.tree import ImageFiles
 from patchloom.recipes.plain_yaml import load_yaml
 from patchloom_runtime.errors import DataError, UsageError
@@ -149,11 +149,13 @@ class YoloImages(ImageFiles):
 
 def open_yolo(root: Path, pairs: Sequence[Pair], title: str, names: Path | None = None) -> Source:
     """Open images and text files in pairs of folders."""
-    rows: list[tuple[str, str, str]] = []  # split, image, text
+    rows: list[PairedFile] = []
     for pair in pairs:
         images, _ = files_of_pair(root, pair, (".txt",))
         rows += [
-            (split_of_path(pair, stem), os.path.join(pair.images, path), os.path.join(pair.others, f"{stem}.txt"))
+            PairedFile(
+                split_of_path(pair, stem), os.path.join(pair.images, path), os.path.join(pair.others, f"{stem}.txt")
+            )
             for stem, path in images.items()
         ]
     places = [root, *(root / os.path.dirname(pair.others) for pair in pairs)]
@@ -166,16 +168,18 @@ def open_yolo_yaml(file: Path) -> Source:
     content = _yaml(file)
     if not isinstance(content, dict) or not isinstance(content.get("train"), str | list):
         raise DataError(f"{printable(file)}: expected `train:` and `val:` with a folder of images each, as in YOLO")
-    rows: list[tuple[str, str, str]] = []
+    rows: list[PairedFile] = []
     for split in ("train", "val", "test"):
         folders = content.get(split) or []
         for entry in folders if isinstance(folders, list) else [folders]:
-            rows += [(split, image, _text_of(image)) for image in _images_of(file, content.get("path"), str(entry))]
-    if not any(split == "train" for split, _, _ in rows):
+            rows += [
+                PairedFile(split, image, _text_of(image)) for image in _images_of(file, content.get("path"), str(entry))
+            ]
+    if not any(row.split == "train" for row in rows):
         raise DataError(f"{printable(file)}: no images in train, {printable(content['train'])!s}; expected a folder")
     names = _listed_names(content, file) if "names" in content else None
-    root = Path(os.path.commonpath([os.path.dirname(image) for _, image, _ in rows]))
-    below = [(split, os.path.relpath(image, root), os.path.relpath(text, root)) for split, image, text in rows]
+    root = Path(os.path.commonpath([os.path.dirname(row.image) for row in rows]))
+    below = [PairedFile(row.split, os.path.relpath(row.image, root), os.path.relpath(row.other, root)) for row in rows]
     return _open_rows(root, below, printable(file.name), names, ())
 
 
@@ -201,29 +205,22 @@ def _text_of(image: str) -> str:
 
 
 def _open_rows(
-    root: Path, rows: Sequence[tuple[str, str, str]], title: str, names: tuple[str, ...] | None, notes: tuple[str, ...]
+    root: Path, rows: Sequence[PairedFile], title: str, names: tuple[str, ...] | None, notes: tuple[str, ...]
 ) -> Source:
-    """Return a source of rows (split, image, text), with paths relative to the root."""
-
-    def chosen(splits: Sequence[str]) -> YoloImages:
-        own = [row for row in rows if row[0] in splits]
-        return YoloImages(root, [image for _, image, _ in own], [text for _, _, text in own], names or ())
-
-    every = chosen(sorted({split for split, *_ in rows}))
+    """Return a source of images and text files, with paths relative to the root."""
+    every = YoloImages(root, [row.image for row in rows], [row.other for row in rows], names or ())
     if names is None:
         names = tuple(str(i) for i in range(min(every.largest_class(), MOST_CLASSES) + 1))
         notes += ("no class names next to the labels (a .yaml, classes.txt, or --names FILE): classes are numbers",)
     polygons = every.has_only_polygons()
 
-    def opened(splits: Sequence[str]) -> YoloImages:
-        images = chosen(splits)
-        images.object_names = names or ()
+    def open_files(paths: Sequence[str], texts: Sequence[str]) -> YoloImages:
+        images = YoloImages(root, paths, texts, names or ())
         if polygons:
             images.tells_objects_apart, images.mask_names = True, ("background", *(names or ()))
         return images
 
-    groups = group_by_split(sorted({split for split, *_ in rows}))
-    return source_of_splits(f"{title} (YOLO {'polygons' if polygons else 'boxes'})", groups, opened, (), notes)
+    return source_of_rows(f"{title} (YOLO {'polygons' if polygons else 'boxes'})", rows, open_files, (), notes)
 
 
 def _find_names(places: Sequence[Path]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:

@@ -13,7 +13,8 @@ from patchloom.exporters.graph import EMBEDDING, LOGITS, ClassifierGraph, Embedd
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, ExportSubject, class_summary, data_of, spread
 from patchloom.inference.classifier import Classifier, load
-from patchloom.inference.evaluations import EvaluationSettings
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import EvaluationData
 from patchloom_runtime.errors import DataError, UsageError
 
 
@@ -74,7 +75,8 @@ class ClassifierSubject(ExportSubject):
 
     def _open(self, split: str | None) -> tuple[ImageSet, tuple[str, ...]]:
         if self.decides:
-            images = EvaluationSettings(split=split).open(self._data, self.classifier)
+            own = EvaluationSettings(split=split)
+            images = EvaluationData(self._data, own, [self.classifier.folder]).open(self.classifier)
             return images, tuple(images.notes)
         splits = open_data(self._data, reading=self.classifier.reading_of(self._data), labeled=False)
         named = {"train": splits.train, "val": splits.val, None: splits.val}

@@ -6,6 +6,7 @@ coarse-to-fine at levels finer than its own, and fine-to-coarse at coarser ones.
 """
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
-from patchloom.inference.evaluations import EvaluationSettings, embed_on
+from patchloom.inference.evaluation_methods import NOT_OF_PROBES, EvaluationSettings, ViewKeywords
+from patchloom.inference.evaluations import embed_on
+from patchloom.options import keywords_of
 from patchloom.runs.run_metadata import recorded_reading
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
@@ -69,6 +72,7 @@ class LevelData:
 
 
 @with_near_options
+@keywords_of(EvaluationSettings, without=(*NOT_OF_PROBES, "level"))
 def evaluate_levels(
     runs: Runs,
     data: Data,
@@ -76,12 +80,7 @@ def evaluate_levels(
     device: str = "auto",
     halves: bool = False,
     trunk: bool = False,
-    size: int | None = None,
-    crop_ratio: float | None = None,
-    batch: int = 64,
-    workers: int = 0,
-    strict: bool = False,
-    reading: Reading = AS_IT_IS,
+    **options: Unpack[ViewKeywords],
 ) -> LevelEvaluations:
     """Evaluate runs at every level of `data`: val images are the queries, train is the collection.
 
@@ -95,7 +94,7 @@ def evaluate_levels(
     strict      raise an error for stray classes, instead of adding a note
     reading     how to read the data (`patchloom.Reading`; default: as in training)
     """
-    settings, folders = EvaluationSettings.of(locals()), runs_by_name(runs)
+    settings, folders = EvaluationSettings(**options), runs_by_name(runs)
     leveled = open_leveled(data, runs, strict=settings.strict, reading=settings.reading)
     results, notes = {}, [*leveled.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():

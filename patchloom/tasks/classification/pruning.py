@@ -16,7 +16,8 @@ from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.inference.classifier import Classifier, load
-from patchloom.inference.evaluations import Evaluation, EvaluationSettings, evaluate_on
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import Evaluation, EvaluationData, evaluate_on
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.notebook import html_card
 from patchloom.report.page import write_page
@@ -182,7 +183,7 @@ def prune(
     classifier.check_decides()
     every = matrices_of(classifier.model, letters)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
-    images = settings.open(data, classifier) if data is not None else None
+    images = EvaluationData(data, settings, [classifier.folder]).open(classifier) if data is not None else None
     notes = tuple(images.notes) if images else ()
     evaluated = partial(_evaluated, classifier, images=images, settings=settings)
     whole, _ = evaluated(every, None, None)

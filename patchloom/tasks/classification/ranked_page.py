@@ -21,7 +21,8 @@ from patchloom.disk import atomic_write
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import nearest
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import EvaluationSettings, embed_on
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import embed_on
 from patchloom.report.charts.svg import shorten
 from patchloom.report.page import data_uri, write_page
 from patchloom.report.pictures.sheets import FADED, INK, LABEL, MARGIN, PAPER, displayed

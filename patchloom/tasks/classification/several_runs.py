@@ -1,20 +1,27 @@
-"""`evaluate`: one or several runs on the same images, and comparisons between them."""
+"""`evaluate`, `compare` and `probe`: one or several runs on the same images, and comparisons between them."""
 
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
-from patchloom.data.datasets import Progress
-from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
-from patchloom.evaluation.comparison import Comparison, compare
+from patchloom.evaluation.comparison import Comparison
+from patchloom.evaluation.comparison import compare as compare_reports
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import Evaluation, EvaluationData, EvaluationSettings, evaluate_on
+from patchloom.inference.evaluation_methods import (
+    NOT_OF_PROBES,
+    EvaluationKeywords,
+    EvaluationSettings,
+    ProbeKeywords,
+)
+from patchloom.inference.evaluations import Evaluation, EvaluationData, evaluate_on
+from patchloom.inference.probes import Probes
 from patchloom.models.cost import Tradeoff, tradeoffs
+from patchloom.options import keywords_of
 from patchloom.recipes.schema import difference
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
@@ -66,7 +73,7 @@ class RunEvaluations:
 
     def comparisons(self) -> list[Comparison]:
         """Return the difference of every pair of runs with its significance."""
-        return compare({name: evaluation.report for name, evaluation in self.evaluations.items()})
+        return compare_reports({name: evaluation.report for name, evaluation in self.evaluations.items()})
 
     def disagreement(self) -> DisagreementTable:
         """Return how often runs, their heads and the labels disagree, pair by pair (thesis table 3.4)."""
@@ -117,23 +124,14 @@ class RunEvaluations:
 
 
 @with_near_options
+@keywords_of(EvaluationSettings)
 def evaluate(
     runs: Runs,
     data: Data | None = None,
     *,
     device: str = "auto",
     heads: bool = False,
-    split: str | None = None,
-    size: int | None = None,
-    crop_ratio: float | None = None,
-    real: str | None = None,
-    v2: bool = False,
-    batch: int = 64,
-    workers: int = 0,
-    strict: bool = False,
-    reading: Reading = AS_IT_IS,
-    level: str | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[EvaluationKeywords],
 ) -> RunEvaluations:
     """Evaluate one or several runs on the same data; without `data`, use the val predictions stored by training.
 
@@ -151,7 +149,7 @@ def evaluate(
     level       label level to compare with (default: that of the models' classes)
     progress    called with the number of images done and their total
     """
-    settings = EvaluationSettings.of(locals())
+    settings = EvaluationSettings(**options)
     folders = runs_by_name(runs)
     if data is None:
         if exported := [folder for folder in folders.values() if is_artifact(folder)]:
@@ -168,6 +166,60 @@ def evaluate(
         evaluations = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}
     _check_comparable(evaluations)
     return RunEvaluations(folders, evaluations)
+
+
+@with_near_options
+@keywords_of(EvaluationSettings, without=("progress",))
+def compare(
+    runs: Runs,
+    data: Data | None = None,
+    *,
+    agreement: bool = False,
+    device: str = "auto",
+    **options: Unpack[EvaluationKeywords],
+) -> RunEvaluations:
+    """Evaluate two or more runs on the same images, or on the val predictions saved in training.
+
+    The result has `comparisons()` of all pairs, `spreads()` over seeds, `disagreement()` and `tradeoffs()` with cost.
+    With `agreement`, the heads of distilled networks are evaluated too. Other options are those of `evaluate`.
+    """
+    if len(runs_by_name(runs)) < 2:
+        raise UsageError("compare takes two or more runs; evaluate takes one")
+    return evaluate(runs, data, device=device, heads=agreement, **options)
+
+
+@with_near_options
+@keywords_of(EvaluationSettings, without=NOT_OF_PROBES)
+def probe(
+    runs: Runs,
+    data: Data,
+    *,
+    knn: Sequence[int] = (20,),
+    linear: bool = False,
+    linear_sgd: int | None = None,
+    few_shot: int | None = None,
+    trunk: bool = False,
+    device: str = "auto",
+    **options: Unpack[ProbeKeywords],
+) -> dict[str, Probes]:
+    """Return the probes of each run by its name: classifiers on frozen features, trained on train, evaluated on val.
+
+    Options that are not listed are those of `evaluate`.
+
+    knn         numbers of neighbors that vote, such as (10, 20)
+    linear      add a linear probe
+    linear_sgd  epochs of a linear probe trained with SGD on augmented images, as in DINO
+    few_shot    images per class of a linear probe trained on few images
+    trunk       use the vectors before the projector of a run that has one
+    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    """
+    probes = {}
+    for name, folder in runs_by_name(runs).items():
+        classifier = load(folder, device=device, trunk=trunk)
+        probes[name] = classifier.probe(
+            data, knn=knn, linear=linear, linear_sgd=linear_sgd, few_shot=few_shot, **options
+        )
+    return probes
 
 
 def _in_words(pair: Comparison) -> str:

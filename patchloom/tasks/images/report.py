@@ -15,7 +15,8 @@ from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.classification import MACRO_METRICS, ClassificationReport, Mistake, overfitting_note
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import EvaluationData, evaluate_on
 from patchloom.models.cost import cost_rows
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
@@ -109,7 +110,7 @@ def _evaluate_split(contents: RunContents, data: str | None, settings: Evaluatio
     path = data_path(contents.folder, contents.record, data)
     classifier = load(contents.folder)
     classifier.check_decides()
-    images = settings.open(path, classifier)
+    images = EvaluationData(path, settings, [classifier.folder]).open(classifier)
     with scan_bar(what="evaluating") as progress:
         evaluation = evaluate_on(classifier, images, replace(settings, progress=progress))
     contents.predictions = Predictions(evaluation.report, evaluation.fingerprint)

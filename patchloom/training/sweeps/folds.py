@@ -16,7 +16,8 @@ from patchloom.engine.rendezvous import place_from
 from patchloom.evaluation.feature_distances import neighbor_distances
 from patchloom.evaluation.intervals import LEVEL, student
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import EvaluationSettings, embed_on
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import embed_on
 from patchloom.machine import device_kind, resolve_device
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.report.page import write_page
