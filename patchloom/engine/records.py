@@ -1,18 +1,16 @@
-"""Metrics output during training: always to metrics.jsonl, optionally to trackers, and to the user's screen.
+"""Metrics output during training: always to metrics.jsonl, optionally to `trackers`, and to the user's screen.
 
 A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average",
 "values": {name: number}, "time": {…}}. Everything that depends on the clock is under "time", so two equal runs write
 equal records except for that key.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from patchloom.engine.display import Display, Status
-from patchloom_runtime.errors import UsageError
-
-Record = dict[str, Any]
+from patchloom.engine.trackers import Record, Tracker
+from patchloom_runtime.errors import first_line
 
 
 class Sink(Protocol):
@@ -31,71 +29,18 @@ class Sink(Protocol):
         """Flush and close."""
 
 
-class TensorBoard:
-    """Event files for TensorBoard in the run folder."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard", "log") from error
-        self._folder, self._make = folder, SummaryWriter
-
-    def begin(self, count: int) -> int:
-        """Open a new event file. TensorBoard shows the later of two values of a step."""
-        self._writer = self._make(str(self._folder))
-        return count
-
-    def write(self, record: Record) -> None:
-        """Add the values as scalars."""
-        for name, value in record["values"].items():
-            self._writer.add_scalar(_label(record, name), value, record["step"])
-
-    def sync(self) -> None:
-        """Flush the event file."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
-
-
-class WandB:
-    """Weights & Biases. Its run is named after the folder, so a resumed run continues the same one."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("wandb", "wandb") from error
-        self._wandb, self._folder = wandb, folder
-
-    def begin(self, count: int) -> int:
-        """Start or resume the run."""
-        name = self._folder.resolve().name
-        self._run = self._wandb.init(dir=str(self._folder), name=name, id=name, resume="allow")
-        return count
-
-    def write(self, record: Record) -> None:
-        """Log the values of one record."""
-        values = {_label(record, name): value for name, value in record["values"].items()}
-        self._run.log(values, step=record["step"])
-
-    def sync(self) -> None:
-        """Do nothing: wandb uploads in the background."""
-
-    def close(self) -> None:
-        """Finish the upload."""
-        self._run.finish()
-
-
 class Records:
-    """All sinks and the display as one."""
+    """All sinks, trackers and the display as one. A tracker that fails is dropped with a warning."""
 
     def __init__(
-        self, sinks: Sequence[Sink] = (), display: Display | None = None, restore: Callable[[], str] | None = None
+        self,
+        sinks: Sequence[Sink] = (),
+        display: Display | None = None,
+        restore: Callable[[], str] | None = None,
+        trackers: Mapping[str, Tracker] | None = None,
     ) -> None:
         self._sinks, self._display, self._restore = sinks, display, restore
+        self._trackers = dict(trackers or {})
         self.wants_save = False  # the folder was recreated and has no checkpoint yet
 
     @property
@@ -107,6 +52,7 @@ class Records:
         """Start, or continue after the first `count` records. Return how many of them every sink still has."""
         left = min([count, *(sink.begin(count) for sink in self._sinks)])
         self._show(lambda display: display.begin())
+        self._track(lambda tracker: tracker.begin(resumed=count > 0))
         for text in notes:
             self.note(text)
         if left < count:
@@ -120,6 +66,7 @@ class Records:
             self.wants_save = True
         for sink in self._sinks:
             sink.write(record)
+        self._track(lambda tracker: tracker.write(record))
         if record["kind"] == "evaluation":
             self._show(lambda display: display.show_values(record))
 
@@ -137,10 +84,19 @@ class Records:
         self._show(lambda display: display.note(text))
 
     def close(self) -> None:
-        """Close every sink and the display."""
+        """Close every sink, every tracker and the display."""
         for sink in self._sinks:
             sink.close()
+        self._track(lambda tracker: tracker.close())
         self._show(lambda display: display.close())
+
+    def _track(self, what: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                what(tracker)
+            except Exception as error:  # any error of a third-party package; the run matters more
+                del self._trackers[name]
+                self.note(f"warning: {name} failed ({first_line(error)}); the run continues without it")
 
     def _show(self, what: Callable[[Display], None]) -> None:
         if not self._display:
@@ -150,14 +106,3 @@ class Records:
         except OSError:
             # The terminal was closed or the pipe has no reader: the run continues without display.
             self._display = None
-
-
-TRACKERS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB}
-
-
-def _label(record: Record, name: str) -> str:
-    return "/".join((record["kind"], *([record["weights"]] if record["kind"] == "evaluation" else []), name))
-
-
-def _missing(package: str, extra: str) -> UsageError:
-    return UsageError(f"{package} is not installed. Install it with: pip install 'patchloom[{extra}]'")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from patchloom.disk import atomic_write, disk_errors
 from patchloom.engine.display import make_display
-from patchloom.engine.records import TRACKERS, Record, Records, Sink
+from patchloom.engine.records import Records, Sink
+from patchloom.engine.trackers import TRACKERS, Record, check_trackers
 from patchloom.runs.checkpoints import lines_written
-from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
 METRICS = "metrics.jsonl"
@@ -181,10 +182,7 @@ def open_records(
     """
     if not is_main:
         return Records()
-    for name in trackers:
-        if name not in TRACKERS:
-            raise UsageError(f"There is no tracker {name!r}. Choose from: {', '.join(TRACKERS)}.")
-    sinks: list[Sink] = []
-    if folder:
-        sinks = [MetricsFile(folder / METRICS), *(TRACKERS[name](folder) for name in trackers)]
-    return Records(sinks, make_display(), restore)
+    check_trackers(trackers)
+    sinks: list[Sink] = [MetricsFile(folder / METRICS)] if folder else []
+    trackers_by_name = {name: TRACKERS[name](folder) for name in trackers} if folder else {}
+    return Records(sinks, make_display(), restore, trackers_by_name)

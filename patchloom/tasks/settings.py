@@ -88,7 +88,7 @@ class TrainingSettings:
         int | None, Option("Draw the network into RUN/pictures every N epochs.", metavar="N", panel=RUN)
     ] = None
     trackers: Annotated[
-        tuple[str, ...], Option("Also log to tensorboard or wandb. Repeatable.", name="log", panel=RUN)
+        tuple[str, ...], Option("Also log to tensorboard, wandb, mlflow or trackio. Repeatable.", name="log", panel=RUN)
     ] = ()
     micro_batches: Annotated[
         int | None,

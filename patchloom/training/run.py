@@ -17,6 +17,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
+from patchloom.engine.trackers import check_trackers
 from patchloom.machine import device_kind, resolve_device
 from patchloom.models.pretrained.table import weights_named
 from patchloom.report.notebook import html_card, number_texts, numbers_line
@@ -94,6 +95,7 @@ def run_training(
     """
     device = resolve_device(settings.device)
     device_kind(device)  # raises before the data are scanned
+    check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
     try:
         plan = make_plan(settings, device)

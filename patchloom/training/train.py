@@ -99,7 +99,7 @@ def train(
         folds           cross-validate with K runs, each validated on another part of train; returns a `FoldsResult`
         patience        stop after this many evaluations without improvement
         pictures        draw the network into RUN/pictures every so many epochs
-        log             also log to 'tensorboard' or 'wandb'
+        log             also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'
         dry_run         plan and measure a few steps; train nothing
 
     Hardware

@@ -1,17 +1,22 @@
 """What is written and shown while training."""
 
-import importlib.util
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from patchloom.engine.display import Bar, Lines, Status, duration, make_display
+from patchloom.engine.trackers import TRACKERS
 from patchloom.runs.metrics import MetricsFile, open_records
 from patchloom_runtime.errors import UsageError
+from tests.messages import missing
+from tests.reliability.commands import command
 
 
 def record(step: int, value: float = 1.0) -> dict:
@@ -89,14 +94,134 @@ def test_ranks_other_than_the_first_write_nothing(tmp_path: Path) -> None:
 
 def test_trackers_are_known_or_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        open_records(tmp_path, trackers=["mlflow"])
-    for fact in ("'mlflow'", "tensorboard", "wandb"):
+        open_records(tmp_path, trackers=["wandbb"])
+    for fact in ("'wandbb'", *TRACKERS):
         assert fact in str(error.value)
 
 
-@pytest.mark.parametrize(("tracker", "extra"), [("tensorboard", "log"), ("wandb", "wandb")])
-def test_a_missing_tracker_names_its_extra(tmp_path: Path, tracker: str, extra: str) -> None:
-    if importlib.util.find_spec(tracker):
-        pytest.skip(f"{tracker} is installed")
-    with pytest.raises(UsageError, match=rf"pip install 'patchloom\[{extra}\]'"):
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_missing_tracker_names_its_extra(tmp_path: Path, tracker: str, monkeypatch) -> None:
+    monkeypatch.setattr("patchloom.engine.trackers.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=rf"pip install 'patchloom\[{TRACKERS[tracker].extra}\]'"):
         open_records(tmp_path, trackers=[tracker])
+
+
+EVALUATION = {"step": 2, "epoch": 1, "kind": "evaluation", "weights": "ema", "values": {"top1": 71.0}, "time": {}}
+VALUES = [({"train/loss": 0.5}, 1), ({"evaluation/ema/top1": 71.0}, 2)]
+
+
+class StandIns:
+    """Modules with the functions of the trackers that patchloom calls; they keep what they are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs: list[dict[str, Any]] = []
+        scalars = SimpleNamespace(SummaryWriter=self.summary_writer)
+        modules = {
+            "torch.utils.tensorboard": scalars,
+            "wandb": SimpleNamespace(init=self.start),
+            "trackio": SimpleNamespace(init=self.start),
+            "mlflow": SimpleNamespace(MlflowClient=lambda: self),
+            "mlflow.entities": SimpleNamespace(Metric=lambda name, value, _, step: (name, value, step)),
+        }
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr("patchloom.engine.trackers.find_spec", lambda name: name)
+        monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+
+    def start(self, **options: Any) -> Any:
+        self.runs.append({"options": options, "values": [], "ended": False})
+        run = self.runs[-1]
+
+        def log(values: dict[str, float], step: int) -> None:
+            run["values"].append((values, step))
+
+        return SimpleNamespace(log=log, finish=lambda: run.update(ended=True))
+
+    def summary_writer(self, folder: str) -> Any:
+        run = self.start(folder=folder)
+        return SimpleNamespace(
+            add_scalar=lambda name, value, step: run.log({name: value}, step), flush=str, close=run.finish
+        )
+
+    # mlflow.MlflowClient
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="7") if self.runs else None
+
+    def create_experiment(self, name: str) -> str:
+        return "7"
+
+    def create_run(self, experiment: str, tags: dict[str, str], run_name: str) -> Any:
+        self.start(experiment=experiment, tags=tags, name=run_name)
+        return SimpleNamespace(info=SimpleNamespace(run_id=len(self.runs) - 1))
+
+    def search_runs(self, experiments: list[str], query: str, max_results: int) -> list[Any]:
+        name, _, value = query.partition(" = ")
+        tag = name.removeprefix("tags.").strip("`")
+        numbers = [n for n, run in enumerate(self.runs) if run["options"]["tags"][tag] == value.strip("'")]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=number)) for number in numbers[-max_results:]]
+
+    def update_run(self, run_id: int, status: str) -> None:
+        self.runs[run_id]["ended"] = status != "RUNNING"
+
+    def log_batch(self, run_id: int, metrics: list[tuple[str, float, int]]) -> None:
+        self.runs[run_id]["values"] += [({name: value}, step) for name, value, step in metrics]
+
+    def set_terminated(self, run_id: int) -> None:
+        self.runs[run_id]["ended"] = True
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_tracker_gets_the_values_of_every_record(tracker: str, tmp_path: Path, monkeypatch) -> None:
+    stand_ins = StandIns(monkeypatch)
+    for count in (0, 2):  # a run and its continuation
+        records = open_records(tmp_path / "photos", trackers=[tracker])
+        records.begin(count)
+        records.write(record(1, 0.5))
+        records.write(EVALUATION)
+        records.close()
+    assert all(run["ended"] for run in stand_ins.runs)
+    assert [pair for run in stand_ins.runs for pair in run["values"]] == VALUES * 2
+    options = [run["options"] for run in stand_ins.runs]
+    if tracker == "mlflow":
+        assert [each["name"] for each in options] == ["photos"]  # one run, continued
+        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    elif tracker == "trackio":
+        assert options[0]["name"] == options[1]["name"]
+        assert [each["resume"] for each in options] == ["never", "allow"]
+    elif tracker == "wandb":
+        assert [(each["id"], each["resume"]) for each in options] == [("photos", "allow")] * 2
+
+
+@pytest.mark.parametrize("moment", ["begin", "write", "close"])
+def test_a_tracker_that_fails_is_one_warning(moment: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    class Failing(TRACKERS["wandb"]):
+        def begin(self, *, resumed: bool) -> None:
+            self.fail("begin")
+
+        def write(self, record: dict) -> None:
+            self.fail("write")
+
+        def close(self) -> None:
+            self.fail("close")
+
+        def fail(self, where: str) -> None:
+            if where == moment:
+                raise ConnectionError("no\nway")
+
+    StandIns(monkeypatch)
+    monkeypatch.setitem(TRACKERS, "wandb", Failing)
+    records = open_records(tmp_path, trackers=["wandb"])
+    records.begin(0)
+    for step in (1, 2, 3):
+        records.write(record(step))
+    records.close()
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert missing(warning, "wandb", "no") == []
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_unknown_tracker_is_refused_before_the_data_are_read(monkeypatch, capsys) -> None:
+    done = command(("train", "nowhere", "--log", "tensorbord"), monkeypatch, capsys)
+    assert done.code == 2
+    assert missing(done.errors, "tensorbord", "tensorboard") == []
