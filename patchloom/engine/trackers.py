@@ -1,17 +1,18 @@
 """Trackers: records of a run in TensorBoard, Weights & Biases, MLflow or Trackio, beside metrics.jsonl.
 
-A tracker is a class with `begin`, `write` and `close`, and a row in `TRACKERS`. Its package is imported when a run uses
+A tracker is a subclass of `Tracker` and a row in `TRACKERS`. Its package is imported when a run uses
 it. Trackers write to local files unless the user has configured them otherwise.
 """
 
 import hashlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from patchloom_runtime.errors import UsageError, nearest
 
@@ -19,39 +20,39 @@ Record = dict[str, Any]  # see `engine.records`
 PROJECT = "patchloom"
 
 
-class Tracker(Protocol):
-    """A destination for the records of one run."""
+class Tracker(ABC):
+    """A destination for the records of one run, besides the run folder."""
 
     package: ClassVar[str]
     extra: ClassVar[str]  # of patchloom, which installs the package
 
     def __init__(self, folder: Path) -> None:
-        """Store the run folder; nothing is written yet."""
+        self.folder = folder
 
+    @abstractmethod
     def begin(self, *, resumed: bool) -> None:
-        """Start, or continue what the same run folder wrote before. Records may be written again."""
+        """Start, or continue what the same run folder wrote before. Some records may be written again."""
 
+    @abstractmethod
     def write(self, record: Record) -> None:
         """Write one record."""
 
+    @abstractmethod
     def close(self) -> None:
         """Write what is left and close."""
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files for TensorBoard in the run folder."""
 
     package, extra = "tensorboard", "log"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
     def begin(self, *, resumed: bool) -> None:
         """Open a new event file. TensorBoard shows the later of two values of a step."""
         del resumed
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder))
+        self._writer = SummaryWriter(str(self.folder))
 
     def write(self, record: Record) -> None:
         """Add the values as scalars."""
@@ -64,19 +65,16 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
+class WandB(Tracker):
     """Weights & Biases. Its run is named after the folder, so a resumed run continues the same one."""
 
     package, extra = "wandb", "wandb"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
     def begin(self, *, resumed: bool) -> None:
         """Start or resume the run."""
         del resumed
-        name = self._folder.resolve().name
-        self._run = import_module("wandb").init(dir=str(self._folder), name=name, id=name, resume="allow")
+        name = self.folder.resolve().name
+        self._run = import_module("wandb").init(dir=str(self.folder), name=name, id=name, resume="allow")
 
     def write(self, record: Record) -> None:
         """Log the values of one record."""
@@ -87,13 +85,10 @@ class WandB:
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """MLflow, where its own settings say: MLFLOW_TRACKING_URI, by default local files in the current folder."""
 
     package, extra = "mlflow", "mlflow"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
     def begin(self, *, resumed: bool) -> None:
         """Create a run of the experiment "patchloom", or reopen that of the folder."""
@@ -103,14 +98,14 @@ class MLflow:
         self._client = mlflow.MlflowClient()
         experiment = self._client.get_experiment_by_name(PROJECT)
         identity = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
-        tags = {"patchloom.folder": str(self._folder.resolve()), "patchloom.id": folder_id(self._folder)}
+        tags = {"patchloom.folder": str(self.folder.resolve()), "patchloom.id": folder_id(self.folder)}
         query = f"tags.`patchloom.id` = '{tags['patchloom.id']}'"
         earlier = self._client.search_runs([identity], query, max_results=1) if resumed else []
         if earlier:  # the newest comes first
             self._run_id = earlier[0].info.run_id
             self._client.update_run(self._run_id, "RUNNING")
         else:
-            self._run_id = self._client.create_run(identity, tags=tags, run_name=self._folder.name).info.run_id
+            self._run_id = self._client.create_run(identity, tags=tags, run_name=self.folder.name).info.run_id
 
     def write(self, record: Record) -> None:
         """Log the values of one record."""
@@ -123,17 +118,14 @@ class MLflow:
         self._client.set_terminated(self._run_id)
 
 
-class Trackio:
+class Trackio(Tracker):
     """Trackio, in its local database; `trackio show --project patchloom` displays it."""
 
     package, extra = "trackio", "trackio"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
     def begin(self, *, resumed: bool) -> None:
         """Start or resume the run, without sampling the hardware in the background."""
-        name = f"{self._folder.resolve().name}-{folder_id(self._folder)[:6]}"
+        name = f"{self.folder.resolve().name}-{folder_id(self.folder)[:6]}"
         self._run = import_module("trackio").init(
             project=PROJECT,
             name=name,
