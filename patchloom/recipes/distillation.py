@@ -16,6 +16,6 @@ def distill_features(model: str = "resmlp_s12") -> Recipe:
         source="patchloom's own: mild augmentation and Mixup, so that the teacher sees likely images.",
         augment=AugmentPart(crop_min_scale=0.25, color_jitter=0.3, mixup=0.2, mix_probability=0.5),
         objective={"method": "distill_features", "smoothing": 0.0},
-        optim={"lr": 1e-3, "lr_reference_batch": 256, "batch_size": 256, "weight_decay": 0.05, "clip_norm": 1.0},
+        optim={"lr": 1e-3, "lr_reference_batch": None, "batch_size": 256, "weight_decay": 0.05, "clip_norm": 1.0},
         schedule={"epochs": 100, "warmup_epochs": 5},
     )
