@@ -255,6 +255,8 @@ class _Loop:
             raise _bad_loss(loss, step, self.progress.epoch, batch)
         with self.device_faults(advice):
             run.objective.before_update(run.model, int(position))
+            for parameter in run.frozen if self.progress.epoch < run.frozen_epochs else ():
+                parameter.grad = None  # optimizers skip it
             run.processes.update(run.optimizer, run.clip_norm, run.clip_each)
         if run.average:
             run.average.update(step)

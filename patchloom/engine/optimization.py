@@ -13,21 +13,22 @@ from torch.optim import Optimizer
 from patchloom.engine.eager_optimizers import SGD, Adagrad, Adam, AdamW
 from patchloom.engine.lamb import Lamb
 from patchloom.layers.attention import Attend
+from patchloom.layers.low_rank import LowRank
 from patchloom.layers.norms import Affine, L2Norm
 from patchloom.recipes.parts import OptimPart, SchedulePart
 from patchloom_runtime.errors import UsageError
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, Affine, L2Norm)
-Trainable = Literal["all", "attention", "head", "head_and_norm"]
+Trainable = Literal["all", "attention", "head", "head_and_norm", "lora"]
 
 
 def freeze(model: nn.Module, trainable: Trainable) -> int:
-    """Freeze all but the classifiers and, by `trainable`, attention or the last norm; return the trainable count.
+    """Freeze all but the classifiers and, by `trainable`, attention, the last norm or LoRA; return the trainable count.
 
     The classifiers always learn: they are new whenever the rest is kept.
     """
     if trainable != "all":
-        learning = _head(model)
+        learning = head_of(model)
         if trainable == "attention":
             attention = [m for m in model.modules() if isinstance(m, Attend)]
             if not attention:
@@ -38,6 +39,8 @@ def freeze(model: nn.Module, trainable: Trainable) -> int:
             learning = [*learning, *attention]
         if trainable == "head_and_norm":
             learning = [*learning, _last_norm(model)]
+        if trainable == "lora":
+            learning = [*learning, *(module for module in model.modules() if isinstance(module, LowRank))]
         model.requires_grad_(False)
         for module in learning:
             module.requires_grad_(True)
@@ -172,7 +175,8 @@ _LEFT: dict[str, Callable[[float], float]] = {
 }
 
 
-def _head(model: nn.Module) -> list[nn.Module]:
+def head_of(model: nn.Module) -> list[nn.Module]:
+    """Return the classifiers of a network."""
     names = getattr(model, "classifiers", None)
     if names is None:
         raise UsageError(
@@ -184,7 +188,9 @@ def _head(model: nn.Module) -> list[nn.Module]:
 
 def _last_norm(model: nn.Module) -> nn.Module:
     """Return the last norm before the classifiers and the projector."""
-    after = [module for head in (*_head(model), getattr(model, "projector", None)) if head for module in head.modules()]
+    after = [
+        module for head in (*head_of(model), getattr(model, "projector", None)) if head for module in head.modules()
+    ]
     norms = [module for module in model.modules() if isinstance(module, NORMS) and module not in after]
     if not norms:
         raise UsageError(

@@ -99,6 +99,8 @@ class Run:
     clip_norm: float | None = None  # maximum gradient norm of all parameters together
     clip_each: float | None = None  # maximum gradient norm of each parameter tensor
     eval_mode: bool = False  # train without stochastic depth and with fixed batch statistics
+    frozen: Sequence[nn.Parameter] = ()  # that do not learn in the first `frozen_epochs`
+    frozen_epochs: int = 0
     evaluators: Sequence[Evaluator] = ()
     evaluate_every: int = 1  # epochs; the last epoch is always evaluated
     after_epoch: Callable[[nn.Module, int], None] | None = None  # (model, epochs done); called by all ranks

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress, weights_of
+from patchloom.layers.low_rank import merge_low_rank
 from patchloom_runtime.errors import UsageError
 
 
@@ -58,7 +59,8 @@ class Selection:
         run, progress = self._run, self._progress
         if run.metric is None:
             which, model = list(self._candidates().items())[-1]
-            progress.best_weights, progress.best_step, self._unsaved = which, progress.step, weights_of(model)
+            progress.best_weights, progress.best_step = which, progress.step
+            self._unsaved = merge_low_rank(weights_of(model))
         if self._unsaved and run.saver and run.processes.is_main:
             about = {"weights": progress.best_weights, "step": progress.best_step}
             run.saver.save_weights(self._unsaved, about | {"metric": run.metric, "value": progress.best})
@@ -81,7 +83,7 @@ class Selection:
             return False
         progress.best, progress.best_tie, progress.best_weights = value, tie, which
         progress.best_step = progress.step
-        weights = weights_of(model)
+        weights = merge_low_rank(weights_of(model))
         self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
         return better  # breaking a tie does not reset patience
 

@@ -58,8 +58,11 @@ class ModelPart(Checked):
     drop_path: Probability = 0.0  # stochastic depth
     drop_path_rule: Literal["uniform", "linear"] = "uniform"  # equal in every layer, or growing from 0
     dropout: Probability = 0.0
-    # For image-level networks; the head always learns. head_and_norm: with the last norm (FixRes).
-    trainable: Literal["all", "attention", "head", "head_and_norm"] = "all"
+    # For image-level networks; the head always learns. head_and_norm: with the last norm (FixRes); lora: with changes
+    # of low rank of attention and MLP layers, which are merged into the weights that a run saves.
+    trainable: Literal["all", "attention", "head", "head_and_norm", "lora"] = "all"
+    lora_rank: Count = 8
+    frozen_epochs: CountOrZero = 0  # at the start, in which the head alone learns
     fit_head: bool = False  # fit a new classifier to the features, as the best linear one, before the first step
     freeze: Literal["none", "backbone"] = "none"  # for dense networks: train only the parts on top of the backbone
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, with fixed batch statistics

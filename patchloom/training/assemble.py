@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from patchloom.engine.distribution import Processes, unwrap
-from patchloom.engine.optimization import Schedule, freeze, make_optimizer
+from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer
 from patchloom.engine.run import Run
+from patchloom.layers.low_rank import add_low_rank_
 from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork
 from patchloom.models.network import Network
@@ -50,6 +51,8 @@ def make_run(
     network.to(processes.device)
     if begins:
         task.begin(plan, network, processes, say)
+    if recipe.model.trainable == "lora":
+        add_low_rank_(network, recipe.model.lora_rank)
     if settings.shard:
         _shard(plan, network, processes)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, but different drop paths
@@ -72,6 +75,8 @@ def make_run(
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
         eval_mode=recipe.model.eval_mode,
+        frozen=_below_head(network) if recipe.model.frozen_epochs else (),
+        frozen_epochs=recipe.model.frozen_epochs,
         evaluators=[judge] if judge else [],
         evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
         metric=judge.metric if judge else None,
@@ -93,10 +98,21 @@ def make_run(
     return run, network, ", ".join(filter(None, (note, "compiled" if compiles else "")))
 
 
+def _below_head(network: nn.Module) -> list[nn.Parameter]:
+    head = {parameter for module in head_of(network) for parameter in module.parameters()}
+    if not head:
+        raise UsageError(
+            "model.frozen_epochs is for networks with a classifier, which learns alone at first. Set it to 0."
+        )
+    return [parameter for parameter in network.parameters() if parameter not in head]
+
+
 def _shard(plan: Plan, network: nn.Module, processes: Processes) -> None:
     if processes.world == 1:
         raise UsageError("--shard splits weights over several processes; start them with torchrun or srun")
     method = plan.recipe.objective.method
+    if plan.recipe.model.trainable == "lora":
+        raise UsageError("--shard cannot be used with model.trainable lora; leave one of them out")
     if method_of(method).copies:
         raise UsageError(f"--shard cannot be used with {method}: it keeps a whole copy of the network")
     processes.shard(network)

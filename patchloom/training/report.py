@@ -10,6 +10,7 @@ from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
+from patchloom.layers.low_rank import has_low_rank
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
@@ -21,8 +22,8 @@ from patchloom_runtime.printable import plural
 
 
 def best_network(plan: Plan, run: Run, progress: Progress) -> nn.Module:
-    """Return the run's network with its best weights, in eval mode; a new one if weights are sharded."""
-    if plan.settings.shard:
+    """Return the run's network with its best weights, in eval mode; a new one if weights are sharded or of low rank."""
+    if plan.settings.shard or has_low_rank(run.model):
         return plan.task.model.load_network(plan.folder)
     network = unwrap(run.model)
     if (progress.best_weights, progress.best_step) != ("model", progress.step):  # else it has them

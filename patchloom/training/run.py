@@ -18,6 +18,7 @@ from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.engine.trackers import check_trackers
+from patchloom.layers.low_rank import merge_low_rank
 from patchloom.machine import device_kind, resolve_device
 from patchloom.models.pretrained.table import weights_named
 from patchloom.report.notebook import html_card, number_texts, numbers_line
@@ -268,7 +269,8 @@ def with_best_weights(checkpoint: LatestCheckpoint, folder: Path, processes: Pro
             read_weights(folder / WEIGHTS)
         except CheckpointError as error:
             reason = str(error)
-            save_weights(folder, checkpoint.snapshot.tensors["weights"], {"weights": "model", "step": step})
+            weights = merge_low_rank(checkpoint.snapshot.tensors["weights"])
+            save_weights(folder, weights, {"weights": "model", "step": step})
     reason = processes.from_main(reason)
     if not reason:
         return checkpoint
