@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.several_runs import compare as compare
     from patchloom.tasks.classification.several_runs import evaluate as evaluate
     from patchloom.tasks.classification.several_runs import probe as probe
+    from patchloom.tasks.classification.soup import soup as soup
     from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
@@ -96,6 +97,7 @@ _WHERE = {
     "probe": "patchloom.tasks.classification.several_runs",
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
+    "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
     "verify": "patchloom.tasks.verify",

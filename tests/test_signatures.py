@@ -18,6 +18,7 @@ from patchloom.cli.index import IndexOptions
 from patchloom.cli.predict import PredictOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
+from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
@@ -134,6 +135,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
     "predict": (PredictOptions, patchloom.predict, set(), set()),
+    "soup": (SoupOptions, patchloom.soup, set(), {"reading"}),
     "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),

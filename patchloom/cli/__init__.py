@@ -30,7 +30,7 @@ TRAIN, USE, MEASURE, LOOK_UP = "Train", "Use a trained model", "Measure and show
 VERBS = {
     TRAIN: ("check", "train", "sweep"),
     USE: ("predict", "translate", "index", "search", "export", "app", "serve", "convert"),
-    MEASURE: ("evaluate", "compare", "probe", "report", "look", "bench", "prune"),
+    MEASURE: ("evaluate", "compare", "probe", "report", "look", "bench", "prune", "soup"),
     LOOK_UP: ("verify", "models", "recipes"),
 }
 LISTINGS = (("--help",), ("-h",), ("help",))  # command lines that print the list of commands
