@@ -401,6 +401,15 @@ def share_of_train(splits: Splits, share: float) -> Splits:
     return replace(splits, train=train.subset(np.sort(np.array(chosen))), notes=(*splits.notes, note))
 
 
+def hold_out_of_train(splits: Splits, share: float, seed: int) -> Splits:
+    """Return splits whose val is a share of the training images of each class; val and test are not used."""
+    train = splits.train
+    if not isinstance(train, LabeledImages):
+        raise UsageError(f"{splits.name}: training images cannot be held out of this kind of dataset")
+    remaining, held_out = split_rows(train, share, seed)
+    return replace(splits, train=train.subset(remaining), val=train.subset(held_out), test=None)
+
+
 def at_level(images: LabeledImages, level: str) -> LabeledImages:
     """Return the images labeled by a coarser level of their class table."""
     check_level(level, images.classes.levels)

@@ -45,7 +45,7 @@ class TrainResult:
 def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
     """Train from the start or continue exactly from `snapshot`. A signal saves the run and raises Stopped."""
     forward = run.processes.prepare(Step(run.model, run.objective, run.processes.autocast))
-    progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
+    progress, notes = restore(run, snapshot) if snapshot else (Progress.of_new_run(run.steps, run.epochs), [])
     if progress.has_ended(run.epochs):
         return TrainResult(progress.ended, progress)
     progress.ended = ""

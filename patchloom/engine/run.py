@@ -110,6 +110,7 @@ class Run:
     patience: int | None = None  # evaluations without a better metric before the run ends
     time_limit_s: float | None = None  # for this call
     time_budget: TimeBudget | None = None  # the number of updates is fitted to it
+    steps: int | None = None  # updates that the whole schedule is fitted to; None: its epochs
     save_every_s: float = 300.0
     unit: str = "img"  # of the throughput
     log_every: int = 50  # steps per record

@@ -42,10 +42,15 @@ class Progress:
     not_better: int = 0  # evaluations since the best
     records: int = 0  # lines of metrics.jsonl
     ended: str = ""  # why, once nothing is left to do
-    # For runs fitted to a time budget; 0 in all others:
+    # For runs fitted to a time budget or a number of updates; 0 in all others:
     total_steps: int = 0  # updates of the whole run
     position: float = 0.0  # place in the schedule, in its steps
     planned_epochs: int = 0  # epochs of the schedule
+
+    @classmethod
+    def of_new_run(cls, steps: int | None, epochs: int) -> "Progress":
+        """Return the progress before the first of `steps` updates, or of those of a schedule of `epochs` epochs."""
+        return cls(total_steps=steps, planned_epochs=epochs) if steps else cls()
 
     def has_ended(self, epochs: int) -> bool:
         """Return whether a run of `epochs` epochs has nothing left to do."""

@@ -4,11 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
+from patchloom.report.sections import table_section
 from patchloom.runs.config import is_run, read_recipe, read_run_files
 from patchloom.runs.metrics import metrics_fault, read_metrics
+from patchloom.runs.race import Race, Trial, read_race
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
@@ -73,6 +77,7 @@ def report_run(
         notes.append(f"{fault}; the curves are drawn without it")
     if not metrics:
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
+    race = attempted(lambda: read_race(folder), notes)
     recipe = read_recipe(folder)
     if recipe is None:
         notes.append(f"{folder} kept no recipe.yaml: its settings are not shown")
@@ -87,7 +92,7 @@ def report_run(
             records=metrics,
             charts=task_page.charts,
             trained_on=task_page.trained_on,
-            sections=task_page.sections,
+            sections=[*task_page.sections, *([race_section(race)] if race else [])],
             recipe=recipe_rows(recipe, record.choices if record else {}) if recipe else [],
             cost=task_page.cost,
             notes=list(dict.fromkeys([*(record.notes if record else []), *task_page.notes, *notes])),
@@ -101,6 +106,26 @@ def report_run(
 def page_name(part: str) -> str:
     """Return the file name of the report on a split; '' is the val split of the training."""
     return f"report-{part}.html" if part else "report.html"
+
+
+def race_section(race: Race) -> Markup:
+    """Return the table of a race, one row per candidate."""
+    rounds = range(1 + max((trial.round for trial in race.trials), default=0))
+    columns = ["candidate", *(f"{race.metric}, round {number + 1}" for number in rounds), "changes"]
+    rows = []
+    for row in race.candidates:
+        trials = [race.trial(number, row.name) for number in rounds]
+        scores = [_score_text(trial) for trial in trials]
+        changes = ", ".join(f"{key} = {value}" for key, value in row.changes.items()) or "none"
+        rows.append([f"{row.name} (winner)" if row.name == race.winner else row.name, *scores, changes])
+    title = f"Race on {race.held_out:,} held-out of {race.train + race.held_out:,} training images"
+    return table_section(title, columns, rows)
+
+
+def _score_text(trial: Trial | None) -> str:
+    if trial is None:
+        return ""
+    return "diverged" if trial.score is None else f"{trial.score:.1f} after {trial.steps:,} steps"
 
 
 def _summary(name: str, folder: Path, record: RunMetadata | None, page: TaskPage) -> Summary:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from patchloom.engine.run import Average, Batches, Run
     from patchloom.exporters.subject import ExportSubject
     from patchloom.objectives.objective import Objective
+    from patchloom.recipes.candidates import Candidate
     from patchloom.recipes.choices import Choice
     from patchloom.tasks.endpoints import Serving
     from patchloom.tasks.plan import Plan, TrainingSettings
@@ -154,6 +155,19 @@ class Training(TaskPart, ABC, Generic[P]):
 
     def with_start(self, plan: P, init: str) -> P:
         """Return the plan of a new run with initial weights; needed if the plan has an offer."""
+        raise NotImplementedError
+
+    def candidates(self, plan: P) -> "Sequence[Candidate]":
+        """Return the changes of the automatic recipe that a race compares; without any, there is no race."""
+        del plan
+        return ()
+
+    def with_choices(self, plan: P, choices: "Sequence[Choice]") -> P:
+        """Return the plan with the choices of a race and what depends on them; needed if there are candidates."""
+        raise NotImplementedError
+
+    def held_out(self, plan: P, share: float) -> P:
+        """Return a plan that validates on a share of the training samples; needed if there are candidates."""
         raise NotImplementedError
 
     @abstractmethod

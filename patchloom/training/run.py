@@ -31,6 +31,7 @@ from patchloom.runs.checkpoints import (
 )
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
+from patchloom.runs.race import discard_race
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom.runs.weights import WEIGHTS, read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, seconds_of
@@ -39,6 +40,7 @@ from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
 from patchloom.tasks.task_choice import choose_task
 from patchloom.training.assemble import Stores, make_run, release, silent
+from patchloom.training.race import candidates_of, run_race
 from patchloom.training.report import best_network, machine_of, plan_facts, write_results
 from patchloom.training.timing import LATEST, estimated_s, measure, plan_within_time, takes_days, times_text
 from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
@@ -116,6 +118,8 @@ def run_training(
         stack.callback(processes.close)
         plan = plan.task.training.prepare(plan, processes)
         _same_on_all(plan, processes)
+        lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
+        plan = _raced(plan, processes, started, say, dry_run=dry_run)
         stores: Stores = {}
         budget = None
         if plan.time_s:
@@ -123,7 +127,6 @@ def run_training(
             plan, budget = plan_within_time(plan, processes, stores, started)
         for line in plan.lines(dry_run=dry_run):
             say(line)
-        lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
         run, network, note = make_run(
             plan, processes, say, stores, begins=not dry_run and not checkpoints_of(plan.folder)
         )
@@ -142,6 +145,22 @@ def run_training(
             say(line)
         run.time_budget = budget
         return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
+
+
+def _raced(plan: Plan, processes: Processes, started: float, say: Callable[[str], None], *, dry_run: bool) -> Plan:
+    """Return the plan of a new run with the choices of its race, if it has one."""
+    if processes.from_main((plan.folder / "recipe.yaml").exists()):  # it has begun
+        return plan
+    candidates = candidates_of(plan)
+    if dry_run:
+        if candidates:
+            say(f"race       would compare {', '.join(row.name for row in candidates)} on held-out training images")
+        return plan
+    if not candidates:
+        if processes.is_main:
+            discard_race(plan.folder)  # of another command
+        return plan
+    return run_race(plan, candidates, processes, started, say)
 
 
 def make_plan(settings: TrainingSettings, device: str) -> Any:

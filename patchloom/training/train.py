@@ -31,6 +31,7 @@ def train(
     batch: int | None = None,
     fit: bool = False,
     set: dict[str, Any] | None = None,  # noqa: A002
+    race: bool = True,
     stop_after: str | None = None,
     folds: int | None = None,
     patience: int | None = None,
@@ -74,6 +75,7 @@ def train(
         fit             fit a named recipe to the data and this machine
         time            fit the whole run into '30m', '2h', '90s' …
         set             recipe fields to change: {"augment.mixup": 0}
+        race            let candidates of the automatic recipe race for a fifth of the time, on training images
 
     Data
         level           label level to train on, if the data have several

@@ -32,6 +32,7 @@ from patchloom.runs.config import read_run_files
 from patchloom.runs.locate import _row
 from patchloom.runs.metrics import MetricsFile
 from patchloom.runs.provenance import Provenance
+from patchloom.runs.race import Race, RaceCandidate, Trial
 from patchloom.runs.run_metadata import RunMetadata
 from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.images.object_masks import ObjectMask
@@ -266,6 +267,9 @@ def records() -> Files:
     yield "run.json", json.dumps(asdict(RunMetadata(data="photos", data_name="photos", epochs=3))).encode()
     data = Provenance(("a", "b"), train=4, val=2, rows="0" * 64, contents="")
     yield "data.json", json.dumps(asdict(data)).encode()
+    race = Race("0" * 64, 8, 2, "top1", [RaceCandidate("a", {"optim.lr": 0.1}, 3, [8, 16])], winner="a")
+    race.trials.append(Trial(0, "a", 8, 50.0, 1.5, 0.1))
+    yield "race.json", json.dumps({"format": 1, **asdict(race)}).encode()
     inside = np.zeros((6, 6), bool)
     inside[1:3, 2:5] = True
     box = {"bbox": [2, 1, 3, 2], "category": 0, "segmentation": ObjectMask.of(inside).to_coco((6, 6))}

@@ -57,6 +57,7 @@ from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.out_of_fold import load_out_of_fold
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
+from patchloom.runs.race import race_choices, read_race
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
@@ -544,6 +545,8 @@ TARGETS: dict[str, Target] = {
         (
             Reader("run.json", read_run_metadata),
             Reader("data.json", read_provenance),
+            Reader("race.json", read_race),
+            Reader("race.json", race_choices),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),

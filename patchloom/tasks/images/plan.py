@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from patchloom.data.labels.unlabeled import missing_labels
 from patchloom.data.sources.corrections import corrections_digest
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import find_source
-from patchloom.data.splits import make_splits, share_of_train
+from patchloom.data.splits import hold_out_of_train, make_splits, share_of_train
 from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
 from patchloom.machine import cores
@@ -27,6 +28,7 @@ from patchloom.models.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.pretrained.table import is_tag, published, weights_named
 from patchloom.models.pretrained.weights_file import check_weights_file
+from patchloom.recipes.candidates import Candidate, classification_candidates, narrowed
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, balance_advice
 from patchloom.recipes.methods import Method, method_of
@@ -34,6 +36,7 @@ from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
 from patchloom.runs.locate import find_run
 from patchloom.runs.provenance import LEFT_OUT, Provenance, provenance_of
+from patchloom.runs.race import race_choices
 from patchloom.tasks.images.automatic_start import (
     MOST_MULTIPLY_ADDS,
     cached_starts,
@@ -163,6 +166,7 @@ class OpenedImages:
     splits: Splits
     settings: TrainingSettings
     device: str
+    decided: tuple[Choice, ...] = ()  # choices of a race
 
     @cached_property
     def median_side(self) -> int:
@@ -227,6 +231,16 @@ class ImagePlanner:
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
         """Return the recipe for these images and the cost of its network; `epochs` replaces the recipe's."""
         return resolve(opened, epochs)
+
+    def candidate_rows(self, plan: ImagePlan) -> Sequence[Candidate]:
+        """Return the candidates of a race for these images, before those that the user's options exclude."""
+        return classification_candidates(plan.recipe, plan.opened.facts())
+
+    def candidates(self, plan: ImagePlan) -> list[Candidate]:
+        """Return the candidates that differ in fields which the user has not set, the default first."""
+        settings = plan.settings
+        fixed = tuple(settings.recipe_changes()) + (("model.",) if settings.model or settings.init else ())
+        return narrowed(self.candidate_rows(plan), fixed)
 
 
 def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) -> ImagePlan:
@@ -304,6 +318,9 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
     """Return the run as it would be in a folder; raise OtherRunError if that holds another run."""
     refuse_other_data(folder, run.record)
     begun = read_recipe(folder) if folder.is_dir() else None
+    if begun and run.opened.settings.race and (decided := race_choices(folder)):
+        opened = run.opened.changed(decided=decided)
+        run = replace(run, opened=opened, resolved=planner.resolve(opened))
     if chooses_start:
         run = _resumed_start(planner, run, folder) if begun else _cached_start(planner, run)
     opened, resolved, record = run.opened, run.resolved, run.record
@@ -393,6 +410,23 @@ def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice) -> Image
     resolved = planner.resolve(plan.opened, epochs)
     resolved_plan = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
     return replace(resolved_plan, advice=_advice(planner, resolved_plan))
+
+
+def with_choices(planner: ImagePlanner, plan: ImagePlan, choices: Sequence[Choice]) -> ImagePlan:
+    """Return the plan with the choices of a race and what depends on them."""
+    opened = plan.opened.changed(decided=tuple(choices))
+    resolved = planner.resolve(opened)
+    return replace(plan, opened=opened, recipe=resolved.recipe, choices=resolved.choices, cost=resolved.cost)
+
+
+def held_out(planner: ImagePlanner, plan: ImagePlan, share: float) -> ImagePlan:
+    """Return the plan of a run that validates on a share of the training images instead of val."""
+    splits = hold_out_of_train(plan.splits, share, plan.recipe.seed)
+    opened = plan.opened.changed(splits=splits)
+    resolved = planner.resolve(opened)
+    assert plan.record is not None
+    record = replace(plan.record, train=len(splits.train), val=len(splits.val))
+    return replace(plan, opened=opened, splits=splits, recipe=resolved.recipe, choices=resolved.choices, record=record)
 
 
 def _published_start(plan: ImagePlan) -> list[str]:
@@ -564,7 +598,9 @@ def resolve_fields(
 ) -> tuple[Recipe, list[Choice], InitWeights | None]:
     """Return recipe, choices and the run to start from; `automatic` makes the recipe of a task without --recipe."""
     splits, settings = opened.splits, opened.settings
-    changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
+    decided = {choice.key: choice for choice in opened.decided} | ({epochs.key: epochs} if epochs else {})
+    changes = {key: choice.value for key, choice in decided.items()} | settings.recipe_changes()
+    changes |= {epochs.key: epochs.value} if epochs else {}
     start = find_init_weights(settings.init, settings.recipe, changes.get("model.name", settings.model))
     taken = start.fields(settings.recipe) if start else {}
     if automatic is not None:  # dense tasks have their own image sizes
@@ -580,8 +616,8 @@ def resolve_fields(
     )
     if start:
         choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
-    if epochs:
-        choices = [epochs if choice.key == epochs.key else choice for choice in choices]
+    own = settings.recipe_changes().keys() - ({epochs.key} if epochs else set())
+    choices = [choice if choice.key in own else decided.get(choice.key, choice) for choice in choices]
     recipe, choices = with_steps(recipe, choices, len(splits.train), changes)
     _check_files(recipe, settings, len(splits.train))
     return recipe, choices, start

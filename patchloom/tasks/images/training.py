@@ -16,6 +16,7 @@ from patchloom.engine.ema import Ema
 from patchloom.engine.run import Run
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
+from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
 from patchloom.report.pictures.epoch_pictures import EpochPictures
 from patchloom.runs.config import Preprocessing, write_run_files
@@ -23,7 +24,16 @@ from patchloom.runs.provenance import write_left_out, write_provenance
 from patchloom.runs.weights import refuse_bad
 from patchloom.tasks.images.fitted_head import MOST_IMAGES, fit_head, fits_head
 from patchloom.tasks.images.networks import fix_scales, initialize, make_network, make_teacher
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, plan_images, preprocessing_of, with_epochs, with_start
+from patchloom.tasks.images.plan import (
+    ImagePlan,
+    ImagePlanner,
+    held_out,
+    plan_images,
+    preprocessing_of,
+    with_choices,
+    with_epochs,
+    with_start,
+)
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.task import Training
 from patchloom_runtime.errors import CheckpointError, DataError
@@ -45,6 +55,15 @@ class ImageTraining(Training[ImagePlan]):
 
     def with_start(self, plan: ImagePlan, init: str) -> ImagePlan:
         return with_start(self.planner_type(self.task), plan, init)
+
+    def candidates(self, plan: ImagePlan) -> list[Candidate]:
+        return self.planner_type(self.task).candidates(plan)
+
+    def with_choices(self, plan: ImagePlan, choices: Sequence[Choice]) -> ImagePlan:
+        return with_choices(self.planner_type(self.task), plan, choices)
+
+    def held_out(self, plan: ImagePlan, share: float) -> ImagePlan:
+        return held_out(self.planner_type(self.task), plan, share)
 
     def average(self, plan: ImagePlan, network: Any, loader: Any) -> Ema | None:
         """Return the exponential moving average of the weights, if the recipe has one."""

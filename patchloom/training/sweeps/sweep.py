@@ -87,6 +87,7 @@ def sweep(
         raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
     options: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
     options |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
+    options["race"] = False  # the runs of a sweep differ in the fields of its grid alone
     device = resolve_device(device)
     device_kind(device)
     bases = [TrainingSettings(data=tuple(split_specs(one)), device=device, **options) for one in sets]
