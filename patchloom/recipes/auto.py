@@ -27,6 +27,8 @@ SHORT_EPOCHS = 20  # below: warm-up is counted in steps, and no branch is droppe
 SHORT_WARMUP = 0.1  # share of the steps of a short run
 LONG_STEPS = 10_000
 NARROW_DIM = 192  # networks up to this width learn faster
+# The best of benchmarks/candidates.py for images of 64 pixels (benchmarks/LOG.md, "Candidates").
+NARROW_SMLPNET: dict[str, Any] = {"dim": 32, "depths": (1, 2, 2, 1)}
 TINY_PIXELS = 32  # below: often digits and letters, which flips and color changes alter
 SMALL_PIXELS = 64  # below: too few pixels for crops at random scales
 IMBALANCED_FROM = 10  # ratio of the largest to the smallest class from which a dataset counts as imbalanced
@@ -120,7 +122,8 @@ def auto_recipe(
     known = read_overrides(overrides)
     model = overrides.get("model.name", model)
     budget = (FINE_TUNE if pretrained else SCRATCH)[device]
-    reasons = _network(images, image_size_median, model, device, pretrained, budget, known)
+    has_options = any(key.startswith("model.options.") for key in overrides)
+    reasons = _network(images, image_size_median, model, device, pretrained, budget, known, has_options=has_options)
     chosen = {reason.field: reason.value for reason in reasons} | known
     narrow = chosen.get("model.options.dim", NARROW_DIM + 1) <= NARROW_DIM
     peak_lr = FINE_TUNE_LR if pretrained else 3e-3 if narrow else 1e-3
@@ -168,13 +171,18 @@ def _network(
     pretrained: bool,
     budget: Budget,
     known: Mapping[str, Any],
+    *,
+    has_options: bool,
 ) -> list[Reason]:
+    """Choose network and image size. Network options of the user (`has_options`) are those of ResMLP by default."""
     if model:
         reasons = [Reason("model.name", model, "as requested")]
     elif pretrained:
         reasons = [Reason("model.name", pretrained_network(device), "starts from trained weights")]
     elif device == "cuda" and images >= 200_000:
         reasons = [Reason("model.name", "resmlp_s24", f"{images:,} images are enough for 24 layers")]
+    elif device == "cpu" and min(median, budget.largest_size) >= SMALL_PIXELS and not has_options:
+        reasons = [Reason("model.name", "smlpnet_t", "learned most in a given time without a GPU")]
     else:
         reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and sufficient for small datasets")]
     name = reasons[0].value
@@ -187,7 +195,7 @@ def _network(
     reasons += fitted_size(name, side, f"images are about {median} pixels{limit}", known)
     if model is None:
         size = next(reason.value for reason in reasons if reason.field == "model.image_size")
-        reasons += fitted_width(size, device)
+        reasons += fitted_width(name, size, device)
     return reasons
 
 
@@ -211,8 +219,11 @@ def fitted_size(name: str, side: int, about: str, known: Mapping[str, Any]) -> l
     return reasons
 
 
-def fitted_width(size: int, device: str) -> list[Reason]:
-    """Choose width and depth of a ResMLP for images of `size` pixels."""
+def fitted_width(name: str, size: int, device: str) -> list[Reason]:
+    """Choose width and depth of a network for images of `size` pixels."""
+    if name.startswith("smlpnet"):
+        fields = NARROW_SMLPNET if device == "cpu" else {}
+        return [Reason(f"model.options.{key}", value, "narrow without a GPU") for key, value in fields.items()]
     if device == "cuda":
         return [Reason("model.options.dim", 192, "half the width for tiny images")] if size < TINY_PIXELS else []
     dim = 64 if size < 16 else 128 if size <= TINY_PIXELS else 192

@@ -1,7 +1,8 @@
 """Candidates of the automatic recipe, which a race compares on held-out training images.
 
-A candidate is a set of recipe changes with a label. The first one is the automatic recipe itself. The rows were chosen
-on held-out training images of several datasets (benchmarks/LOG.md, "Candidates"; benchmarks/candidates.py repeats it).
+A candidate is a set of recipe changes with a label. The first one is the automatic recipe itself, the others follow in
+the order in which they are worth trying: a short race has only the first few. The rows for CPUs were chosen on held-out
+training images of several datasets (benchmarks/LOG.md, "Candidates"; benchmarks/candidates.py repeats it).
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from patchloom.recipes.auto import SMALL_PIXELS, TINY_PIXELS
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.schema import Recipe
+from patchloom.recipes.small_images import fit_to_32_pixels
 
 WEAK = {"augment.policy": "none", "augment.mixup": 0.0, "augment.cutmix": 0.0}
-MIXED = {"augment.mixup": 0.2, "augment.cutmix": 0.0}
 
 
 class Candidate(NamedTuple):
@@ -35,5 +37,48 @@ def narrowed(rows: Iterable[Candidate], fixed: Sequence[str]) -> list[Candidate]
 
 def classification_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """Return the candidates for classes of whole images."""
-    del facts
-    return [Candidate(recipe.model.name, {})]
+    own, size = recipe.model.name, recipe.model.image_size
+    default = Candidate(own, {})
+    if facts.pretrained:
+        if facts.device == "cpu":  # a trial would take a good part of the run
+            return [default]
+        mild = {"augment.policy": "three_augment", "augment.mixup": 0.2}
+        rates = [Candidate(f"learning rate {text}", {"optim.lr": recipe.optim.lr * by}) for text, by in RATES]
+        return [default, *rates, Candidate("mild augmentation", mild)]
+    if size < TINY_PIXELS:  # digits and letters: a few seconds are enough for any of them
+        return [default]
+    weak = Candidate(f"{own}, weak augmentation", WEAK)
+    if facts.device == "cpu":
+        return [default, *SMALL_ON_CPU, weak] if size < SMALL_PIXELS else [default, weak, *LARGE_ON_CPU]
+    options = {name: fit_to_32_pixels(name) if size < SMALL_PIXELS else {} for name in ON_GPU}
+    others = [Candidate(f"{name}, weak augmentation", _network(name, options[name])) for name in ON_GPU if name != own]
+    return [default, *others, weak]
+
+
+def segmentation_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
+    """Return the candidates for masks: backbones and the size of the windows."""
+    default, side = Candidate(recipe.model.name, {}), recipe.model.image_size
+    if facts.device == "cpu":
+        larger = min(facts.image_size_median, 4 * side // 3) // 32 * 32
+        window = {"model.image_size": larger, "augment.short_side": larger}
+        return [default, Candidate(f"windows of {larger} px", window)] if larger > side else [default]
+    smaller = side // 2 // 32 * 32
+    rows = [Candidate("smlpnet_t", {"model.name": "smlpnet_t"})] if not facts.pretrained else []
+    rows += [Candidate(f"windows of {smaller} px", {"model.image_size": smaller})] if smaller else []
+    return [default, *rows]
+
+
+def _network(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a network with weak augmentation."""
+    return {"model.name": name, **{f"model.options.{key}": value for key, value in options.items()}, **WEAK}
+
+
+RATES = (("×3", 3.0), ("÷3", 1 / 3))
+# On 2,640 photos sMLPNet-T with weak augmentation was 14 points better than ResMLP-S12 (one H200, benchmarks/LOG.md).
+ON_GPU = ("smlpnet_t", "patchconvnet_s20", "cait_xxs24")
+LARGE_ON_CPU = (
+    Candidate("96 px, weak augmentation", {"model.image_size": 96, **WEAK}),
+    Candidate("wide, weak augmentation", _network("smlpnet_t", {"dim": 48, "depths": (1, 2, 4, 1)})),
+)
+SMALL_SMLPNET = {"dim": 32, "depths": (1, 2, 2), "patch_size": 2, "global_stages": (1, 2, 3)}
+SMALL_ON_CPU = (Candidate("narrow smlpnet_t, weak augmentation", _network("smlpnet_t", SMALL_SMLPNET)),)

@@ -17,7 +17,7 @@ def choose(images=5_000, classes=10, image_size_median=32, **kwargs):
     [(8, "cpu", 8, 1), (28, "cpu", 28, 4), (32, "cpu", 32, 4), (500, "cpu", 64, 8), (64, "cuda", 64, 8)],
 )
 def test_small_pictures_get_small_patches(median, device, image_size, patch):
-    recipe, _ = choose(image_size_median=median, device=device)
+    recipe, _ = choose(image_size_median=median, device=device, model="resmlp_s12")
     assert recipe.model.image_size == image_size
     assert recipe.model.options["patch_size"] == patch
 
@@ -161,3 +161,11 @@ def test_an_option_that_is_a_list_is_no_basis_and_no_error():
     )
     assert recipe.model.name == "smlpnet_t"
     assert not {"model.options.patch_size", "model.options.dim"} & set(reasons)
+
+
+def test_photos_without_a_gpu_get_a_narrow_smlpnet_unless_options_of_another_network_are_set():
+    recipe, _ = choose(image_size_median=136, device="cpu")
+    assert (recipe.model.name, recipe.model.options["dim"]) == ("smlpnet_t", 32)
+    recipe, _ = choose(image_size_median=136, device="cpu", overrides={"model.options.depth": 4})
+    assert recipe.model.name == "resmlp_s12"
+    assert choose(image_size_median=136, device="cuda")[0].model.name == "resmlp_s12"

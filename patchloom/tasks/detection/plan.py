@@ -1,5 +1,6 @@
 """Planning of detection runs: the classes, whether masks are learned, the recipe and the network."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from patchloom.data.datasets import ImageSet, LabeledImages, Source, Splits
 from patchloom.data.splits import check_level
 from patchloom.models.cost import Cost, cost, human
 from patchloom.models.dense.detector import Detector, make_detector
+from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
 from patchloom.recipes.detection import automatic
 from patchloom.recipes.parts import DetectPart, fields_of
@@ -75,6 +77,11 @@ class DetectionPlanner(ImagePlanner):
     def needs_labels(self, settings: TrainingSettings) -> bool:
         del settings
         return False
+
+    def candidate_rows(self, plan: ImagePlan) -> Sequence[Candidate]:
+        """Return none: a trial that detects anything takes a good part of the run."""
+        del plan
+        return ()
 
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
         splits, level = opened.splits, opened.settings.level

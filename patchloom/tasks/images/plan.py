@@ -28,6 +28,7 @@ from patchloom.models.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.pretrained.table import is_tag, published, weights_named
 from patchloom.models.pretrained.weights_file import check_weights_file
+from patchloom.recipes.auto import pretrained_network
 from patchloom.recipes.candidates import Candidate, classification_candidates, narrowed
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, balance_advice
@@ -238,8 +239,9 @@ class ImagePlanner:
 
     def candidates(self, plan: ImagePlan) -> list[Candidate]:
         """Return the candidates that differ in fields which the user has not set, the default first."""
-        settings = plan.settings
-        fixed = tuple(settings.recipe_changes()) + (("model.",) if settings.model or settings.init else ())
+        settings, fixed = plan.settings, list(plan.settings.recipe_changes())
+        if settings.model or settings.init or any(key.startswith(("model.name", "model.options.")) for key in fixed):
+            fixed += ["model.name", "model.options."]
         return narrowed(self.candidate_rows(plan), fixed)
 
 
@@ -430,8 +432,10 @@ def held_out(planner: ImagePlanner, plan: ImagePlan, share: float) -> ImagePlan:
 
 
 def _published_start(plan: ImagePlan) -> list[str]:
-    """Return a line on published weights of the chosen network, if --init, --recipe and --model are not given."""
+    """Return a line on published weights of the network, or of another one for classes, without --init and --recipe."""
     name, settings = plan.recipe.model.name, plan.settings
+    if plan.method.head == "classes" and not settings.model and "model.name" not in settings.changes:
+        name = pretrained_network(plan.opened.facts().device)
     weights = published(name)
     if settings.init or base_recipe(settings.recipe, settings.model) or not weights:
         return []

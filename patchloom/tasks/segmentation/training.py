@@ -1,6 +1,7 @@
 """Training of segmentation networks: any backbone under UperNet or a linear head, evaluated by mIoU."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.models.cost import cost
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
+from patchloom.recipes.candidates import Candidate, segmentation_candidates
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
@@ -79,6 +81,9 @@ class SegmentationPlanner(ImagePlanner):
     def needs_labels(self, settings: TrainingSettings) -> bool:
         del settings
         return False
+
+    def candidate_rows(self, plan: ImagePlan) -> Sequence[Candidate]:
+        return segmentation_candidates(plan.recipe, plan.opened.facts())
 
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
         recipe, choices, start = resolve_fields(opened, epochs, auto_segmentation)

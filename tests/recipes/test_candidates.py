@@ -1,0 +1,58 @@
+"""Every candidate of a race is a recipe whose network can be built, for each kind of data and machine."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from patchloom.recipes import auto_recipe
+from patchloom.recipes.candidates import classification_candidates, segmentation_candidates
+from patchloom.recipes.fit import Facts
+from patchloom.recipes.segmentation import auto_segmentation
+from patchloom.tasks.images.networks import make_network
+from patchloom.tasks.segmentation.training import make_segmentation
+
+
+def chosen(facts: Facts, overrides: Any) -> Any:
+    return auto_recipe(
+        images=facts.images,
+        classes=10,
+        image_size_median=facts.image_size_median,
+        device=facts.device,
+        pretrained=facts.pretrained,
+        overrides=overrides,
+    )[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("median", [8, 32, 64, 136, 500])
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_classification(device: Any, median: int, pretrained: bool) -> None:
+    facts = Facts(2_000, median, device, pretrained)
+    default = chosen(facts, {})
+    rows = classification_candidates(default, facts)
+    assert rows[0].changes == {}
+    assert len({row.name for row in rows}) == len(rows)
+    recipes = []
+    for row in rows:
+        recipe = chosen(facts, dict(row.changes))
+        assert recipe not in recipes
+        recipes.append(recipe)
+        with torch.device("meta"):
+            network = make_network(recipe, 10)
+            side = recipe.model.image_size
+            assert network(torch.zeros(2, 3, side, side)).shape == (2, 10)
+    if median > 8 and not pretrained:
+        assert len(rows) > 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("median", "pretrained"), [(64, False), (180, False), (500, False), (180, True)])
+def test_segmentation(device: Any, median: int, pretrained: bool) -> None:
+    facts = Facts(300, median, device, pretrained)
+    rows = segmentation_candidates(auto_segmentation(facts, None, {})[0], facts)
+    assert rows[0].changes == {}
+    for row in rows:
+        recipe, _ = auto_segmentation(facts, row.changes.get("model.name"), dict(row.changes))
+        with torch.device("meta"):
+            make_segmentation(recipe, 5)
