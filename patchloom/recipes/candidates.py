@@ -37,6 +37,11 @@ def narrowed(rows: Iterable[Candidate], fixed: Sequence[str]) -> list[Candidate]
 
 def classification_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """Return the candidates for classes of whole images."""
+    return _networks(recipe, facts) + (UNEVEN_CLASSES if recipe.balance.logit_adjustment else [])
+
+
+def _networks(recipe: Recipe, facts: Facts) -> list[Candidate]:
+    """Return networks, augmentation strengths and learning rates."""
     own, size = recipe.model.name, recipe.model.image_size
     default = Candidate(own, {})
     if facts.pretrained:
@@ -73,6 +78,9 @@ def _network(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"model.name": name, **{f"model.options.{key}": value for key, value in options.items()}, **WEAK}
 
 
+UNEVEN_CLASSES = [
+    Candidate("classes by √ of their images", {"balance.logit_adjustment": 0.0, "balance.sampling": "sqrt"})
+]
 RATES = (("×3", 3.0), ("÷3", 1 / 3))
 # On 2,640 photos sMLPNet-T with weak augmentation was 14 points better than ResMLP-S12 (one H200, benchmarks/LOG.md).
 ON_GPU = ("smlpnet_t", "patchconvnet_s20", "cait_xxs24")

@@ -20,6 +20,7 @@ from typing import Any
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train as run_loop
+from patchloom.engine.signals import Stopped
 from patchloom.machine import device_kind
 from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
@@ -195,6 +196,9 @@ def trial_score(plan: Plan, processes: Processes, stores: Stores, steps: int) ->
         progress = run_loop(run).progress
     except NumericalError:
         return None, None
+    except Stopped as error:
+        error.args = ("Stopped during the race; finished trials are saved. The same command resumes it.",)
+        raise
     finally:
         release(run)
         run.loader.close()

@@ -5,23 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from patchloom.recipes import auto_recipe
 from patchloom.recipes.candidates import classification_candidates, segmentation_candidates
+from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.segmentation import auto_segmentation
 from patchloom.tasks.images.networks import make_network
 from patchloom.tasks.segmentation.training import make_segmentation
 
 
-def chosen(facts: Facts, overrides: Any) -> Any:
-    return auto_recipe(
-        images=facts.images,
-        classes=10,
-        image_size_median=facts.image_size_median,
-        device=facts.device,
-        pretrained=facts.pretrained,
-        overrides=overrides,
-    )[0]
+def chosen(facts: Facts, changes: Any) -> Any:
+    return resolve_recipe(lambda: facts, classes=10, recipe="auto", model=None, changes=dict(changes))[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -35,15 +28,20 @@ def test_classification(device: Any, median: int, pretrained: bool) -> None:
     assert len({row.name for row in rows}) == len(rows)
     recipes = []
     for row in rows:
-        recipe = chosen(facts, dict(row.changes))
+        recipe = chosen(facts, row.changes)
         assert recipe not in recipes
         recipes.append(recipe)
         with torch.device("meta"):
-            network = make_network(recipe, 10)
-            side = recipe.model.image_size
-            assert network(torch.zeros(2, 3, side, side)).shape == (2, 10)
+            assert make_network(recipe, 10).config.num_classes == 10
     if median > 8 and not pretrained:
         assert len(rows) > 2
+
+
+def test_uneven_classes_have_a_row_of_their_own() -> None:
+    facts = Facts(2_000, 136, "cpu", imbalance=50.0)
+    row = classification_candidates(chosen(facts, {}), facts)[-1]
+    changed = chosen(facts, row.changes)
+    assert (changed.balance.sampling, changed.balance.logit_adjustment) == ("sqrt", 0.0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

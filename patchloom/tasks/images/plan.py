@@ -13,7 +13,7 @@ import torch
 
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_scanned, name_unreadable, survey
-from patchloom.data.datasets import ImageSet, Source, Splits
+from patchloom.data.datasets import ImageSet, LabeledImages, Source, Splits
 from patchloom.data.labels.class_balance import class_counts, class_ratio, is_imbalanced
 from patchloom.data.labels.unlabeled import missing_labels
 from patchloom.data.sources.corrections import corrections_digest
@@ -239,9 +239,12 @@ class ImagePlanner:
 
     def candidates(self, plan: ImagePlan) -> list[Candidate]:
         """Return the candidates that differ in fields which the user has not set, the default first."""
+        if not isinstance(plan.splits.train, LabeledImages):  # its rows cannot be held out
+            return []
         settings, fixed = plan.settings, list(plan.settings.recipe_changes())
         if settings.model or settings.init or any(key.startswith(("model.name", "model.options.")) for key in fixed):
             fixed += ["model.name", "model.options."]
+        fixed += ["balance."] if any(key.startswith("balance.") for key in fixed) else []
         return narrowed(self.candidate_rows(plan), fixed)
 
 
