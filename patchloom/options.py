@@ -40,7 +40,7 @@ class Argument(Option):
     """A positional argument; a tuple field takes one or more words."""
 
 
-def keywords_of(settings: type, *, without: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords_of(settings: type, *, omit: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Show the fields of a settings class as keywords of a function that passes its `**options` to that class."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -50,7 +50,7 @@ def keywords_of(settings: type, *, without: tuple[str, ...] = ()) -> Callable[[C
         more = [
             inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
             for field in fields(settings)
-            if field.name not in without
+            if field.name not in omit
         ]
         function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return function

@@ -35,6 +35,7 @@ FILES = {
         + "def wide(self, a, b, c, d, e, f, g, h, i, *j, **k): pass\n"
         + "def narrow(self, a, b, c, d, e, f, g, h, i, j=lambda x: x): pass\n"
         + "@triton.jit\ndef kernel(a, b, c, d, e, f, g, h, i, j, k): pass\n"
+        + "def late(): from patchloom.beside import Row\n"
     ),
     **{f"patchloom/data/part_{number}.py": "#\n" * 41 for number in range(16)},
     **{f"patchloom/layers/part_{number}.py": "#\n" * 41 for number in range(15)},
@@ -80,7 +81,8 @@ def listed(root: Path, metric: str, capsys: pytest.CaptureFixture[str]) -> list[
         ("many-parameters", ["patchloom/sizes.py:122 wide (11 parameters)"]),
         ("crowded-folders", ["patchloom/data:1 16 files"]),
         ("small-modules", ["patchloom/beside.py:1 beside (2 lines)", "patchloom/cli/train.py:1 train (5 lines)"]),
-        ("inner-imports", ["runtime/patchloom_runtime/rows.py:17 import sys"]),
+        ("package-imports", ["runtime/patchloom_runtime/rows.py:17 import sys"]),
+        ("inner-imports", ["patchloom/sizes.py:126 from patchloom.beside import Row"]),
         ("door-imports", ["patchloom/__init__.py:2 import json", "patchloom/cli/train.py:2 import json"]),
         ("short-docstrings", ["runtime/patchloom_runtime/rows.py:12 task_asked"]),
         ("unasserted-tests", ["tests/test_rows.py:13 test_nothing"]),

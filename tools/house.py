@@ -155,6 +155,15 @@ def inner_imports(sources: list[Source], doors: bool = False) -> list[Place]:
     return [Place(s.path, node.lineno, ast.unparse(node)) for s in chosen for node in imports_below(s.tree)]
 
 
+def own_inner_imports(sources: list[Source]) -> list[Place]:
+    return [place for place in inner_imports(sources) if place.name.startswith("from patchloom")]
+
+
+def package_imports(sources: list[Source]) -> list[Place]:
+    """List imports of optional or slow packages (pyarrow, timm, torchvision …) inside functions."""
+    return [place for place in inner_imports(sources) if not place.name.startswith("from patchloom")]
+
+
 def imports_below(node: ast.AST, in_function: bool = False) -> Iterator[ast.stmt]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
@@ -319,7 +328,8 @@ METRICS = {
     "many-parameters": Metric("functions with more than 10 parameters", "0", many_parameters),
     "crowded-folders": Metric("folders with more than 15 files", "0", crowded_folders),
     "small-modules": Metric("modules of 40 lines or fewer", "", small_modules),
-    "inner-imports": Metric("imports inside functions", "< 60", inner_imports),
+    "inner-imports": Metric("imports of own modules inside functions", "< 60", own_inner_imports),
+    "package-imports": Metric("imports of other packages inside functions", "", package_imports),
     "door-imports": Metric("imports inside functions of the doors", "", lambda s: inner_imports(s, doors=True)),
     "short-docstrings": Metric("docstrings of four words or fewer", "", short_docstrings),
 }

@@ -10,7 +10,7 @@ from patchloom.cli.options import Device, Json, keywords
 from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.tasks.predict import Predictions
+    from patchloom.tasks.predict import PredictionStream
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -59,10 +59,10 @@ def predict(options: PredictOptions) -> None:
     A run without a classifier classifies by nearest neighbors: --index INDEX, made by `patchloom index`.
     """
     from patchloom.runs.checksums import reading_once
-    from patchloom.tasks.predict import Predictions
+    from patchloom.tasks.predict import PredictionStream
 
     with reading_once():
-        predictions = Predictions(**keywords(options))
+        predictions = PredictionStream(**keywords(options))
     if options.csv or options.parquet or options.sort_into:
         _print_counts(predictions, options)
     elif options.as_json:
@@ -82,7 +82,7 @@ def _print_line(prediction: Any) -> None:
     print_result(printable(f"{prediction.path}  {words}"))
 
 
-def _print_json(predictions: "Predictions", options: PredictOptions) -> None:
+def _print_json(predictions: "PredictionStream", options: PredictOptions) -> None:
     from patchloom.cli.output import JsonList
 
     json_list = JsonList()
@@ -96,7 +96,7 @@ def _print_json(predictions: "Predictions", options: PredictOptions) -> None:
     json_list.close()
 
 
-def _print_counts(predictions: "Predictions", options: PredictOptions) -> None:
+def _print_counts(predictions: "PredictionStream", options: PredictOptions) -> None:
     """Print the errors, the progress and what was written."""
     from patchloom.cli.output import print_json, print_result
     from patchloom_runtime.printable import plural, printable

@@ -14,9 +14,8 @@ import torch
 
 from patchloom import __version__
 from patchloom.disk import atomic_write
-from patchloom.exporters.card import artifact_card
 from patchloom.exporters.formats import GraphFormat
-from patchloom.exporters.parity import BATCH, TOLERANCE, Outputs, ParityRow, outputs_of, speeds
+from patchloom.exporters.parity import BATCH, TOLERANCE, Outputs, ParityRow, columns, outputs_of, speeds
 from patchloom.exporters.subject import ExportSubject
 from patchloom.runs.files import json_bytes
 from patchloom_runtime.artifacts.metadata import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
@@ -253,3 +252,32 @@ def _preprocessing(subject: ExportSubject) -> dict[str, Any]:
 
 def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
     return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
+
+
+def artifact_card(subject: ExportSubject, outputs: tuple[str, ...], exported: Exported) -> str:
+    """Return the text of the card: the model, its comparison with the run, and how to use it."""
+    head = [column.removeprefix("#") for column in columns(exported.measure, exported.compared)]
+    table = [head, ["---", *["---:"] * (len(head) - 2), "---"], *(row.cells() for row in exported.rows)]
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    return f"""---
+library_name: patchloom
+tags: [patchloom, {exported.to}]
+---
+
+# {subject.network}, {exported.to} {exported.precision}
+
+{subject.summary}
+
+Compared with the run on {exported.images:,} {exported.compared}, on the machine that exported it:
+
+{lines}
+
+{subject.describe_graphs(outputs)}
+
+```python
+import patchloom_runtime  # needs numpy, Pillow and the engine; patchloom.load does the same
+
+model = patchloom_runtime.load("this/folder")
+{subject.usage}
+```
+"""

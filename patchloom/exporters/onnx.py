@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,25 +75,18 @@ class OnnxFormat(GraphFormat):
         no integer kernel for it and would only round its input.
         """
         import onnx
-        from onnxruntime.quantization import (
-            CalibrationDataReader,
-            QuantFormat,
-            QuantType,
-            quantize_dynamic,
-            quantize_static,
-        )
+        from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        class BatchReader(CalibrationDataReader):
+        class BatchReader(quantization.CalibrationDataReader):
             """Calibration batches, as onnxruntime's quantizer reads them."""
 
-            def __init__(self) -> None:
-                self._left = iter(batches)
-
             def get_next(self) -> dict[str, np.ndarray] | None:
-                pixels = next(self._left, None)
+                pixels = next(left, None)
                 return None if pixels is None else {"pixels": pixels}
 
+        left = iter(batches)
+        shared: dict[str, Any] = {"per_channel": True, "weight_type": quantization.QuantType.QInt8}
         with quiet(), temporary_folder() as temporary:
             prepared, target = temporary / "prepared.onnx", str(self.engine.path(out))
             quant_pre_process(str(self.engine.path(folder)), str(prepared), skip_symbolic_shape=True)
@@ -100,29 +94,21 @@ class OnnxFormat(GraphFormat):
             graph = model.graph
             weights = {value.name for value in graph.initializer}
             from_left = [n.name for n in graph.node if n.op_type == "MatMul" and n.input[0] in weights]
+            shared["nodes_to_exclude"] = from_left
             if mode == DYNAMIC_RANGES:
                 del graph.value_info[:]  # shapes of weights that the quantizer replaces
                 onnx.save(model, str(prepared))
-                quantize_dynamic(
-                    str(prepared),
-                    target,
-                    op_types_to_quantize=["MatMul"],
-                    per_channel=True,
-                    weight_type=QuantType.QInt8,
-                    nodes_to_exclude=from_left,
-                )
+                quantization.quantize_dynamic(str(prepared), target, op_types_to_quantize=["MatMul"], **shared)
                 return
-            only = {"op_types_to_quantize": list(PRODUCTS)} if mode == PRODUCTS_ONLY else {}
-            quantize_static(
+            if mode == PRODUCTS_ONLY:
+                shared["op_types_to_quantize"] = list(PRODUCTS)
+            quantization.quantize_static(
                 str(prepared),
                 target,
                 BatchReader(),
-                quant_format=QuantFormat.QDQ,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-                per_channel=True,
-                nodes_to_exclude=from_left,
-                **only,
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=quantization.QuantType.QUInt8,
+                **shared,
             )
 
 

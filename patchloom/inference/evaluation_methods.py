@@ -114,7 +114,7 @@ class EvaluationMethods:
         return evaluate_on(classifier, images, settings)
 
     @with_near_options
-    @keywords_of(EvaluationSettings, without=NOT_OF_PROBES)
+    @keywords_of(EvaluationSettings, omit=NOT_OF_PROBES)
     def probe(
         self,
         data: "Data",

@@ -19,7 +19,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
+from patchloom.tasks.endpoints import IMAGES
 from patchloom_runtime.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
+from patchloom_runtime.images.inputs import read_image_within
 
 if TYPE_CHECKING:
     from patchloom.serving.served_model import ServedVerb
@@ -86,8 +88,6 @@ def run_batch(
     verbs: "Mapping[str, ServedVerb]", header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
 ) -> tuple[list[int], list[bytes]]:
     """Return status and body per request of a batch; requests with equal verb and options run together."""
-    from patchloom.serving.served_model import read_inputs
-
     results: dict[int, tuple[int, bytes]] = {}
     groups: dict[tuple[str, str], list[BatchRequest]] = {}
     rest = iter(parts)
@@ -95,7 +95,7 @@ def run_batch(
         own = [next(rest) for _ in range(fields["inputs"])]
         verb, options = fields["verb"], json.dumps(fields["options"])
         try:
-            request = BatchRequest(index, verb, options, read_inputs(verbs[verb].takes, own, pixels))
+            request = BatchRequest(index, verb, options, _read_inputs(verbs[verb].takes, own, pixels))
             groups.setdefault((verb, options), []).append(request)
         except Exception as error:
             results[index] = _error_result(error)
@@ -103,6 +103,14 @@ def run_batch(
         results |= _run_group(verbs, group)
     ordered = [results[index] for index in range(len(header["requests"]))]
     return [status for status, _ in ordered], [body for _, body in ordered]
+
+
+def _read_inputs(takes: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
+    """Decode the images or lines of one request."""
+    if takes != IMAGES:
+        return [part.decode() for part in parts]
+    names = ["the image"] if len(parts) == 1 else [f"image {number}" for number in range(len(parts))]
+    return [read_image_within(part, name, pixels) for part, name in zip(parts, names, strict=True)]
 
 
 def _run_group(verbs: "Mapping[str, ServedVerb]", group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:

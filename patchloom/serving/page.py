@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from patchloom.report.page import ABOUT_MAPS, page_script, render
+from patchloom.report.pictures.overlays import class_color, palette
 from patchloom.serving.app import App, Handler
 from patchloom.serving.schema import page_paths
 from patchloom_runtime.untrusted import open_plain, read_plain
@@ -131,12 +132,8 @@ def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "levels", "level")}
     facts["about"] = ABOUT_MAPS
     if "segment" in about["verbs"]:
-        from patchloom.report.pictures.overlays import palette
-
         facts["colours"] = palette(min(256, len(about["labels"]))).tolist()
     if "detect" in about["verbs"]:
-        from patchloom.report.pictures.overlays import class_color
-
         facts["colours"] = [class_color(number) for number in range(len(about["labels"]))]
     return facts
 

@@ -19,7 +19,7 @@ from patchloom.tasks.task import Task
 from patchloom_runtime.artifacts.artifact import Artifact, is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import PatchloomError, UsageError
-from patchloom_runtime.images.inputs import read_image_within, thumbnail_of
+from patchloom_runtime.images.inputs import thumbnail_of
 
 
 class ServedVerb(NamedTuple):
@@ -107,14 +107,6 @@ def warm_up(task: Task, verbs: Mapping[str, ServedVerb]) -> None:
         if endpoint.warmed:
             example = Image.new("RGB", (64, 64), (128, 128, 128)) if endpoint.takes == IMAGES else "a"
             verbs[verb].run([example], {option.name: option.default for option in endpoint.options})
-
-
-def read_inputs(takes: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
-    """Decode the images or lines of one request."""
-    if takes != IMAGES:
-        return [part.decode() for part in parts]
-    names = ["the image"] if len(parts) == 1 else [f"image {number}" for number in range(len(parts))]
-    return [read_image_within(part, name, pixels) for part, name in zip(parts, names, strict=True)]
 
 
 def thumbnail_verbs(roots: Sequence[str]) -> dict[str, ServedVerb]:

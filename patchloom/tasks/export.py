@@ -59,12 +59,10 @@ def export(
     form = format_named(to or format_for(out))
     form.check_installed()
     if isinstance(form, PageFormat):
-        options = {"data": data, "split": split, "size": size, "tolerance": tolerance, "images": images}
-        options |= {"allowed_loss": allowed_loss, "calibration": calibration}
-        options |= {"half": half or None, "packed": packed or None}
-        for option, value in options.items():
-            if value is not None:
-                raise UsageError(f"--{option.replace('_', '-')} applies to artifacts only, not to --to {form.name}")
+        _refuse_for_pages(
+            form, data=data, split=split, size=size, tolerance=tolerance, images=images, allowed_loss=allowed_loss,
+            calibration=calibration, half=half or None, packed=packed or None,
+        )  # fmt: skip
         return form.write_page(run, out, int8=int8)
     assert isinstance(form, GraphFormat)
     calibration = CALIBRATION if calibration is None else calibration
@@ -88,6 +86,12 @@ def export(
         if packed:
             builder.pack(folder)
         return builder.finish(folder, target, notes)
+
+
+def _refuse_for_pages(form: PageFormat, **options: Any) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{option.replace('_', '-')} applies to artifacts only, not to --to {form.name}")
 
 
 def subject_type(folder: Path) -> type[ExportSubject]:

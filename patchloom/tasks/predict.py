@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from patchloom.disk import temporary_folder
 from patchloom.runs.config import is_run
 from patchloom.tasks.table import task_named, task_of_run
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
+from patchloom_runtime.images.decode import MAX_FILE_BYTES, format_of
 
 if TYPE_CHECKING:
     from patchloom.tasks.task import Task
@@ -73,7 +75,7 @@ def predict(
         neighbors: Files of the index that vote on each image.
         device: 'cpu', 'cuda' or 'auto'.
     """
-    stream = Predictions(**locals())
+    stream = PredictionStream(**locals())
     if csv is None and parquet is None and sort_into is None:
         return [_without_pixels(prediction) for prediction in stream]
     for _ in stream:
@@ -81,7 +83,7 @@ def predict(
     return stream.counts
 
 
-class Predictions:
+class PredictionStream:
     """Predictions of one call of `predict`, made and written while they are iterated over."""
 
     def __init__(
@@ -219,9 +221,6 @@ class _Paths:
         return replace(prediction, path=STDIN + prediction.path.removeprefix(file), error=error)
 
     def _read_stdin(self) -> Iterator[str]:
-        from patchloom.disk import temporary_folder
-        from patchloom_runtime.images.decode import MAX_FILE_BYTES, format_of
-
         stream: IO[bytes] = sys.stdin.buffer
         if stream.isatty():
             print("reading paths from standard input, one per line; Ctrl-D ends the list", file=sys.stderr, flush=True)

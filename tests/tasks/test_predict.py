@@ -18,7 +18,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.tasks import prediction_files
-from patchloom.tasks.predict import Predictions, paths_in
+from patchloom.tasks.predict import PredictionStream, paths_in
 from patchloom_runtime.errors import UsageError
 from tests.messages import missing, refused
 from tests.reliability.commands import command
@@ -102,7 +102,7 @@ def test_an_interrupted_table_leaves_the_old_one(model, photos, tmp_path: Path, 
     target.parent.mkdir()
     target.write_bytes(b"old")
     options = DEFAULTS | {ending: target, "sort_into": tmp_path / "sorted"}
-    with closing(iter(Predictions(model, ["0.png", "more/0.png"], **options))) as stream:
+    with closing(iter(PredictionStream(model, ["0.png", "more/0.png"], **options))) as stream:
         next(stream)
         assert target.read_bytes() == b"old"
     assert (list(target.parent.iterdir()), target.read_bytes()) == ([target], b"old")
@@ -117,7 +117,7 @@ def test_paths_are_read_as_they_are_needed(model: Path, photos: Path, tmp_path: 
             taken.append(1)
             yield "0.png"
 
-    with closing(iter(Predictions(model, endless(), **DEFAULTS | {"csv": tmp_path / "a.csv"}))) as stream:
+    with closing(iter(PredictionStream(model, endless(), **DEFAULTS | {"csv": tmp_path / "a.csv"}))) as stream:
         for _ in range(40):
             next(stream)
     assert len(taken) <= 64

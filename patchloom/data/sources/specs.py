@@ -20,7 +20,7 @@ from patchloom_runtime.printable import printable
 Spec = str | os.PathLike[str]
 
 
-class Objects(Protocol):
+class PythonObjects(Protocol):
     """Python objects as data: a Dataset, an array, a table, a dict of splits."""
 
     def __len__(self) -> int: ...
@@ -28,7 +28,7 @@ class Objects(Protocol):
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
-Data: TypeAlias = Spec | Sequence[Any] | Objects  # what functions accept as data; see `python_objects` for the forms
+Data: TypeAlias = Spec | Sequence[Any] | PythonObjects  # what functions accept; see `python_objects` for the forms
 MAX_NAMES = 100_000  # that a pattern with braces may expand to
 
 

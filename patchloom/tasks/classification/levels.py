@@ -72,7 +72,7 @@ class LevelData:
 
 
 @with_near_options
-@keywords_of(EvaluationSettings, without=(*NOT_OF_PROBES, "level"))
+@keywords_of(EvaluationSettings, omit=(*NOT_OF_PROBES, "level"))
 def evaluate_levels(
     runs: Runs,
     data: Data,

@@ -169,9 +169,7 @@ def prune(
     reading   how to read the data (default: as in training)
     """
     data = None if data is None else as_spec(data)
-    letters = "".join(dict.fromkeys(matrices))
-    if not letters or set(letters) - set(LETTERS):
-        raise UsageError(f"--matrices is {matrices!r}, expected some of A, B and C, such as A or ABC")
+    letters = _checked_letters(matrices)
     saved = _saved_point(shares, bits) if out is not None else None
     requested = [saved] if saved else _points(shares, bits)
     for share, depth in requested:
@@ -201,6 +199,13 @@ def prune(
             points.append(evaluated(chosen, share, depth)[0])
             _restore(chosen, trained)
     return Pruning(run, data, whole, points, notes)
+
+
+def _checked_letters(matrices: str) -> str:
+    letters = "".join(dict.fromkeys(matrices))
+    if not letters or set(letters) - set(LETTERS):
+        raise UsageError(f"--matrices is {matrices!r}, expected some of A, B and C, such as A or ABC")
+    return letters
 
 
 def write_pruning_page(pruning: Pruning, path: Path) -> None:

@@ -169,7 +169,7 @@ def evaluate(
 
 
 @with_near_options
-@keywords_of(EvaluationSettings, without=("progress",))
+@keywords_of(EvaluationSettings, omit=("progress",))
 def compare(
     runs: Runs,
     data: Data | None = None,
@@ -189,7 +189,7 @@ def compare(
 
 
 @with_near_options
-@keywords_of(EvaluationSettings, without=NOT_OF_PROBES)
+@keywords_of(EvaluationSettings, omit=NOT_OF_PROBES)
 def probe(
     runs: Runs,
     data: Data,

@@ -22,7 +22,8 @@ from patchloom.models.dense.detector import Detector
 from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.runs.config import RunFiles
 from patchloom.tasks.detection.run_files import coco_box, load_detector
-from patchloom_runtime.artifacts.detector import DEFAULT_MIN_SCORE, DetectedObject, surest_first
+from patchloom_runtime.artifacts.artifact import load
+from patchloom_runtime.artifacts.detector import DEFAULT_MIN_SCORE, ArtifactDetector, DetectedObject, surest_first
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
 from patchloom_runtime.images.samples import EXTENT
@@ -193,3 +194,29 @@ def load_object_detector(folder: Path, *, device: str = "auto") -> ObjectDetecto
     """Load the detector of a run folder."""
     network, files = load_detector(folder)
     return ObjectDetector(network.to(resolve_device(device)), files, folder)
+
+
+class ExportedDetector(ObjectDetector):
+    """An exported detector."""
+
+    def __init__(self, artifact: ArtifactDetector) -> None:
+        self.artifact, self.labels, self.folder = artifact, artifact.labels, artifact.folder
+
+    def _answers(self, frames: Iterable[tuple[str, Image.Image | str]], min_score: float) -> Iterator[ImageDetections]:
+        rest = iter(frames)
+        while window := list(islice(rest, AT_ONCE)):
+            images = [one for _, one in window if not isinstance(one, str)]
+            objects = iter(self.artifact.predict(images, min_score=min_score) if images else [])
+            for name, one in window:
+                if isinstance(one, str):
+                    yield ImageDetections(name, error=one)
+                else:
+                    yield ImageDetections(name, next(objects), (one.height, one.width), picture=one)
+
+
+def open_exported_detector(folder: Path) -> ExportedDetector:
+    """Load an artifact of a detector; raise UsageError for one of another task."""
+    artifact = load(folder)
+    if not isinstance(artifact, ArtifactDetector):
+        raise UsageError(f"{folder} is an artifact of the task {artifact.about.task}, not of detection")
+    return ExportedDetector(artifact)

@@ -11,9 +11,9 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
-from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects, find_objects, truth_of
+from patchloom.evaluation.detection import TrueObjects, find_objects, truth_of
 from patchloom.tasks.detection.plan import DetectionPlan
-from patchloom.tasks.detection.run_files import ValDetections
+from patchloom.tasks.detection.run_files import DetectedImage, ValDetections
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
 
@@ -66,17 +66,14 @@ class DetectionJudge(Judge):
 
     def _evaluate(self, model: nn.Module, *, together: bool) -> ValDetections:
         network: Any = unwrap(model)
-        own: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
+        own: dict[int, DetectedImage] = {}
         for index, size, objects in find_objects(network, self._batches(together)):
             if index not in own:  # a substitute for an unreadable image is there already
                 own[index] = self._truth(index, size), objects, size
         joined = own
         if together:
             joined = {index: each for part in self._processes.gather(own) for index, each in part.items()}
-        order = sorted(joined)
-        truths, detections, sizes = zip(*(joined[index] for index in order), strict=True)
-        report = DetectionReport(self._classes, truths, detections)
-        return ValDetections(report, tuple(self._val.key(index) for index in order), sizes)
+        return ValDetections.of(joined, self._val, self._classes)
 
     def _truth(self, index: int, size: tuple[int, int]) -> TrueObjects:
         if index not in self._truths:

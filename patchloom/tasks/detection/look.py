@@ -16,9 +16,9 @@ from patchloom.tasks.detection.detector import (
     detected_objects,
     draw_detections,
     load_object_detector,
+    open_exported_detector,
 )
 from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
-from patchloom.tasks.detection.exported import open_exported_detector
 from patchloom.tasks.detection.page import images_of
 from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.images.look_page import LookPage, across

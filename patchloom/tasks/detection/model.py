@@ -6,8 +6,12 @@ from typing import Any
 
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import read_run_files
-from patchloom.tasks.detection.detector import ImageDetections, ObjectDetector, load_object_detector
-from patchloom.tasks.detection.exported import open_exported_detector
+from patchloom.tasks.detection.detector import (
+    ImageDetections,
+    ObjectDetector,
+    load_object_detector,
+    open_exported_detector,
+)
 from patchloom.tasks.detection.run_files import VAL, load_detector, read_val
 from patchloom.tasks.task import NONE, ModelLoader
 

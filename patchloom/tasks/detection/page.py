@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from patchloom.evaluation.detection import (
     DetectionReport,
     Detections,
     Kind,
-    TrueObjects,
     difference,
     find_objects,
     truth_of,
@@ -30,10 +29,9 @@ from patchloom.report.run_report import training, validation
 from patchloom.report.sections import picture_section, table_section
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.detection.data import open_objects
-from patchloom.tasks.detection.detector import load_object_detector
+from patchloom.tasks.detection.detector import load_object_detector, open_exported_detector
 from patchloom.tasks.detection.drawings import confused_section, gallery, worst_first
-from patchloom.tasks.detection.exported import open_exported_detector
-from patchloom.tasks.detection.run_files import VAL, ValDetections, read_val
+from patchloom.tasks.detection.run_files import VAL, DetectedImage, ValDetections, read_val
 from patchloom.tasks.task import Scores, TaskPage
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.artifacts.detector import MASKS
@@ -120,7 +118,7 @@ def judge_on(
         workers=min(8, cores()) if len(images) > 4 * BATCH else 0,
         skip_broken=True,
     )
-    judged: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
+    judged: dict[int, DetectedImage] = {}
     with scan_bar(what="evaluating") as progress:
         for index, size, detections in find_objects(detector.network, loader.epoch(0)):
             judged[index] = truth_of(images.objects(index), size), detections, size
@@ -128,7 +126,7 @@ def judge_on(
                 progress(len(judged), len(images))
     loader.close()
     notes += [f"not counted: {why}" for why in loader.broken.values()]
-    return _val_detections(judged, images, detector.labels), notes
+    return ValDetections.of(judged, images, detector.labels), notes
 
 
 def _judge_exported(
@@ -138,7 +136,7 @@ def _judge_exported(
     detector = open_exported_detector(folder)
     images, notes = open_objects(None, data, split, detector.labels, reading)
     numbers = {name: number for number, name in enumerate(detector.labels)}
-    judged: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
+    judged: dict[int, DetectedImage] = {}
     with scan_bar(what="evaluating") as progress:
         for index in range(len(images)):
             try:
@@ -156,16 +154,7 @@ def _judge_exported(
             judged[index] = truth_of(images.objects(index), size), detections, size
             if progress:
                 progress(index + 1, len(images))
-    return _val_detections(judged, images, detector.labels), notes
-
-
-def _val_detections(
-    judged: Mapping[int, tuple[TrueObjects, Detections, tuple[int, int]]], images: LabeledImages, labels: Sequence[str]
-) -> ValDetections:
-    order = sorted(judged)
-    truths, detections, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
-    report = DetectionReport(tuple(labels), truths, detections)
-    return ValDetections(report, tuple(images.key(index) for index in order), sizes)
+    return ValDetections.of(judged, images, detector.labels), notes
 
 
 def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -6,13 +6,14 @@ without the images.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from patchloom.data.datasets import LabeledImages
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
 from patchloom.models.dense.detector import Detector, create_detector
 from patchloom.runs.checksums import read_checked, write_checked
@@ -23,6 +24,7 @@ from patchloom_runtime.images.object_masks import ObjectMask, masks_from_coco
 from patchloom_runtime.untrusted import check_shape, parse_json
 
 VAL = "val.json"
+DetectedImage: TypeAlias = tuple[TrueObjects, Detections, tuple[int, int]]  # with height and width
 MOST_BYTES = 1 << 30
 _BOX = {"bbox": list[float], "category": int, "segmentation?": dict}
 
@@ -37,6 +39,13 @@ class ValDetections:
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         return iter(self.report)
+
+    @classmethod
+    def of(cls, by_row: Mapping[int, DetectedImage], images: LabeledImages, classes: Sequence[str]) -> "ValDetections":
+        """Collect the results of rows of a dataset."""
+        order = sorted(by_row)
+        truths, detections, sizes = zip(*(by_row[row] for row in order), strict=True) if order else ((), (), ())
+        return cls(DetectionReport(tuple(classes), truths, detections), tuple(map(images.key, order)), sizes)
 
 
 def load_detector(folder: Path) -> tuple[Detector, RunFiles]:

@@ -12,10 +12,9 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.segmentation.data import open_masks
-from patchloom.tasks.segmentation.exported import open_exported_segmenter
 from patchloom.tasks.segmentation.judge import PixelSet, evaluate_pixels
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
-from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmenter
+from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmenter, open_exported_segmenter
 from patchloom.tasks.task import Scores
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import DataError, UsageError

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from patchloom.models.dense.upernet import SegmentationNetwork
 from patchloom.runs.config import read_run_files
-from patchloom.tasks.segmentation.exported import open_exported_segmenter
-from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation, load_segmenter
+from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation, load_segmenter, open_exported_segmenter
 from patchloom.tasks.task import ModelLoader
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from patchloom.data.images.video import frames_or_error
 from patchloom.disk import atomic_write, make_folder
@@ -21,7 +22,9 @@ from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.locate import run_folder
 from patchloom.runs.weights import load_trained
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
-from patchloom_runtime.errors import at_least
+from patchloom_runtime.artifacts.artifact import load
+from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
+from patchloom_runtime.errors import UsageError, at_least
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
 
 
@@ -143,3 +146,46 @@ def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", mult
     """Load the segmentation model of a run folder."""
     network, files = load_segmentation(run_folder(source))
     return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale)
+
+
+class ExportedSegmenter(Segmenter):
+    """An exported segmentation model."""
+
+    def __init__(self, artifact: ArtifactSegmenter) -> None:
+        self.artifact, self.labels, self._name = artifact, artifact.labels, artifact.about.network
+        self.maps: Any = GraphMaps(artifact)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the graph."""
+        return torch.device("cpu")
+
+    def numbers(self, picture: Image.Image) -> np.ndarray:
+        """Return the class indices (H, W) of an RGB image."""
+        return self.artifact.numbers(picture)
+
+
+class GraphMaps:
+    """Class indices of images from a graph: what `PixelClassifier` is for a network."""
+
+    def __init__(self, artifact: ArtifactSegmenter) -> None:
+        self._artifact = artifact
+        self.device = torch.device("cpu")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Map (B, 3, H, W) uint8 to class indices (B, H, W), int16."""
+        pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+        return torch.from_numpy(np.stack([self._artifact.numbers(Image.fromarray(image)) for image in pixels]))
+
+    def images_at_once(self, size: tuple[int, int]) -> int:
+        """Return 1: the graph batches the windows of one image."""
+        del size
+        return 1
+
+
+def open_exported_segmenter(folder: Path) -> ExportedSegmenter:
+    """Load an artifact of a segmentation model; raise UsageError for one of another task."""
+    artifact = load(folder)
+    if not isinstance(artifact, ArtifactSegmenter):
+        raise UsageError(f"{folder} is an artifact of the task {artifact.about.task}, not of segmentation")
+    return ExportedSegmenter(artifact)
