@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
+    from patchloom.engine.callbacks import Callback as Callback
     from patchloom.errors import CheckpointError as CheckpointError
     from patchloom.errors import DataError as DataError
     from patchloom.errors import DeviceError as DeviceError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from patchloom.models.pretrained.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
+    from patchloom.plugins import register as register
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
     from patchloom.recipes.schema import Recipe as Recipe
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 # Name → module, or module:attribute if it has another name there.
 _WHERE = {
     "Artifact": "patchloom_runtime.artifacts.artifact",
+    "Callback": "patchloom.engine.callbacks",
     "CapturedNetwork": "patchloom.models.cuda_graphs",
     "CheckpointError": "patchloom.errors",
     "Classifier": "patchloom.inference.classifier",
@@ -97,6 +100,7 @@ _WHERE = {
     "probe": "patchloom.tasks.classification.several_runs",
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
+    "register": "patchloom.plugins",
     "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",

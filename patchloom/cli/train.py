@@ -11,7 +11,9 @@ import typer
 
 from patchloom.cli.options import Json
 from patchloom.options import Option
+from patchloom.plugins import MODULE, registered_settings
 from patchloom.tasks.settings import TrainingSettings
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,13 @@ class TrainOptions(TrainingSettings):
 
     def settings(self) -> TrainingSettings:
         """Return the settings without the options of the command line."""
-        return TrainingSettings(**{field.name: getattr(self, field.name) for field in fields(TrainingSettings)})
+        values = {field.name: getattr(self, field.name) for field in fields(TrainingSettings)}
+        plugged = registered_settings()
+        if self.model and plugged.get("model") not in (None, self.model, f"{MODULE}{self.model}"):
+            raise UsageError(
+                f"--model is {self.model}, and a plug-in registers {plugged['model']}; drop one of the two"
+            )
+        return TrainingSettings(**values | plugged)
 
 
 def train(options: TrainOptions) -> None:

@@ -14,7 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from patchloom.cli import output
 from patchloom.cli.options import read_settings, settings_of, settings_parameters
-from patchloom.options import OUTPUT
+from patchloom.options import MODEL, OUTPUT
+from patchloom.plugins import load_plugin
 from patchloom_runtime.errors import (
     DeviceError,
     ResourceError,
@@ -86,7 +87,14 @@ def _print_all_help(ctx: typer.Context, is_set: bool) -> None:
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all_help)]
 
 
-SHARED = {"quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", help="Run a Python file of yours that registers parts. Repeatable.", metavar="FILE",
+        rich_help_panel=MODEL,
+    ),
+]  # fmt: skip
+SHARED = {"plugin": Plugins, "quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
 
 
 def verb(function: Callable[[Any], None]) -> Callable[..., None]:
@@ -94,10 +102,12 @@ def verb(function: Callable[[Any], None]) -> Callable[..., None]:
     settings = settings_of(function)
 
     @functools.wraps(function)
-    def run(*, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:
+    def run(*, plugin: list[str] | None, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:
         del help_all  # its callback ends the command
         output.configure(quiet=quiet, verbose=verbose)
         with output.only_results(as_json=values.get("as_json", False)):
+            for file in plugin or ():
+                load_plugin(file)
             try:
                 function(read_settings(settings, values))
             except RuntimeError as error:
@@ -108,7 +118,9 @@ def verb(function: Callable[[Any], None]) -> Callable[..., None]:
     parameters = [
         *settings_parameters(settings),
         *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None if name == "plugin" else False, annotation=kind
+            )
             for name, kind in SHARED.items()
         ),
     ]

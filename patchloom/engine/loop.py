@@ -37,7 +37,7 @@ from patchloom_runtime.errors import (
 class TrainResult:
     """How a run ended."""
 
-    ended: str  # "finished", "no better", "time limit"
+    ended: str  # "finished", "no better", "time limit", "stopped by a callback"
     progress: Progress
     best_reports: Sequence[Any] = field(default=(), repr=False, compare=False)  # of the best weights, if known
 
@@ -74,17 +74,20 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
                     return TrainResult("time limit", progress, loop.selection.best_reports)
                 if requests.save:
                     loop.save()
-                if loop.is_last_step():
+                if loop.is_last_step() or loop.is_stopped():
                     break
-            last, whole = loop.is_last_step(), progress.step >= (progress.epoch + 1) * run.loader.steps_per_epoch
+            last = loop.is_last_step() or loop.is_stopped()
+            whole = progress.step >= (progress.epoch + 1) * run.loader.steps_per_epoch
             epoch = progress.epoch + whole
             if last or (epoch % run.evaluate_every == 0 and loop.affords_evaluation()):
                 loop.evaluate(epoch, caught)
             progress.epoch = epoch
             if whole:
                 loop.after_epoch()
-            if last:
+            if loop.is_last_step():
                 progress.ended = "finished"
+            elif loop.is_stopped():
+                progress.ended = "stopped by a callback"
             elif run.patience is not None and progress.not_better >= run.patience:
                 progress.ended = "no better"
         loop.save()
@@ -151,6 +154,11 @@ class _Loop:
     def is_last_step(self) -> bool:
         """Return whether the latest update was the last one."""
         return self.progress.step >= self.total_steps
+
+    def is_stopped(self) -> bool:
+        """Return whether a callback ended the run. All ranks must call this together."""
+        callbacks = self.run.callbacks
+        return bool(callbacks) and self.run.processes.from_main(callbacks.stops)
 
     def affords_evaluation(self) -> bool:
         """Return whether there is time for an evaluation before the last. All ranks must call this together."""
@@ -306,6 +314,7 @@ class _Loop:
             run.model.eval()
             with torch.no_grad(), run.processes.rng_preserved():
                 run.after_epoch(run.model, self.progress.epoch)
+        run.callbacks.call("on_epoch", run, self.progress)
 
     def save(self) -> bool:
         """Save a checkpoint; all ranks together. Return False if the run has no folder."""

@@ -85,6 +85,21 @@ def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Op
     return make(groups, optim.peak_lr, optim.betas, **speed)
 
 
+def own_optimizer(
+    make: Callable[[list[nn.Parameter]], Optimizer], model: nn.Module, optim: OptimPart, *others: nn.Module
+) -> Optimizer:
+    """Return the optimizer that a user's function makes of the trainable parameters.
+
+    Its learning rates are the peaks of the schedule.
+    """
+    optimizer = make([p for module in (model, *others) for p in module.parameters() if p.requires_grad])
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"the optimizer function returns a {type(optimizer).__name__}; expected a torch Optimizer")
+    for group in optimizer.param_groups:
+        group["lr_scale"] = group["lr"] / optim.peak_lr
+    return optimizer
+
+
 def _with_rate_scales(groups: list[dict[str, Any]], model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Split the groups by the network's learning-rate scale per parameter."""
     rule: Any = getattr(model, "rate_scales", None)
@@ -105,7 +120,7 @@ def set_rates(optimizer: Optimizer, lr: float, weight_decay: float | None = None
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
-        if weight_decay is not None and group["weight_decay"]:
+        if weight_decay is not None and group.get("weight_decay"):
             group["weight_decay"] = weight_decay
 
 

@@ -14,8 +14,9 @@ class Reporter:
         self.lr = 0.0  # of the latest update
 
     def after_step(self) -> None:
-        """Record and display. All ranks call this after every update."""
+        """Record, display and call back. All ranks call this after every update."""
         run, step = self._run, self._progress.step
+        run.callbacks.call("on_step", run, self._progress)
         if self._meter.tick_due() or step == self._total_steps:
             self._show()
         if step % run.log_every == 0 or step % run.loader.steps_per_epoch == 0:

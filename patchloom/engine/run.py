@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from patchloom.engine.averages import Averages
+from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimization import Schedule
 from patchloom.engine.records import Records
@@ -112,6 +113,7 @@ class Run:
     time_budget: TimeBudget | None = None  # the number of updates is fitted to it
     steps: int | None = None  # updates that the whole schedule is fitted to; None: its epochs
     save_every_s: float = 300.0
+    callbacks: Callbacks = field(default_factory=Callbacks)
     unit: str = "img"  # of the throughput
     log_every: int = 50  # steps per record
     averages: Averages = field(default_factory=Averages)

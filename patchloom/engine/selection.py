@@ -50,6 +50,7 @@ class Selection:
             values = run.processes.from_main(values)
             self._reporter.write("evaluation", values, which)
             improved |= self._consider(which, model, values)
+            run.callbacks.evaluated(run, progress, values, which)
             if self._unsaved and progress.best_step == progress.step and progress.best_weights == which:
                 self.best_reports = reports
         progress.not_better = 0 if improved else progress.not_better + 1

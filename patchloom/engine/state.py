@@ -168,9 +168,10 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
                 raise ValueError(f"{name} is not a state of {kind}")
             state["param_groups"][int(number)][key] = value
             continue
-        if isinstance(value, Tensor) and value.ndim and value.shape != params[int(owner)].shape:
+        is_like = isinstance(value, Tensor) and value.ndim and value.shape == params[int(owner)].shape
+        if isinstance(value, Tensor) and value.ndim and not is_like and kind in _STATE_KEYS:
             raise ValueError(f"{name} is {tuple(value.shape)}, expected {tuple(params[int(owner)].shape)}")
-        if isinstance(value, Tensor) and value.ndim:
+        if is_like:
             value = like(params[int(owner)], value)
         state["state"].setdefault(int(owner), {})[key] = value
     for number, keys in state["state"].items():

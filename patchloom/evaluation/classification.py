@@ -14,7 +14,7 @@ images                 number of images
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
 from patchloom.data.labels.class_balance import is_imbalanced
 from patchloom.evaluation.intervals import wilson
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError, first_line
 
 CALIBRATION_BINS = 15
 MACRO_METRICS = {"mean_class_accuracy": "mean class accuracy", "macro_f1": "macro F1"}  # count every class equally
 TOPS = (1, 5)  # top5 only for data with more classes
+LOWER_IS_BETTER = ("loss", "calibration_error")
 OVERFITTING_GAP = 20.0  # percentage points between training and val accuracy
 
 
@@ -54,16 +55,17 @@ class ClassificationReport:
     ranks: np.ndarray  # (N,) int64, number of classes with a higher logit than the label; ties go to the lower class
     confidence: np.ndarray  # (N,) float32, probability of the prediction
     losses: np.ndarray  # (N,) float32
+    own: Mapping[str, float] = field(default_factory=dict)  # metrics of the user
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        for k in TOPS:
-            if k == 1 or k < len(self.classes):
-                yield f"top{k}", self.top(k)
+        for k in tops_of(len(self.classes)):
+            yield f"top{k}", self.top(k)
         yield "loss", self.loss
         yield "mean_class_accuracy", float(np.nanmean(self.class_accuracy))
         yield "macro_f1", self.macro_f1
         yield "calibration_error", self.calibration_error()
         yield "images", float(len(self.index))
+        yield from self.own.items()
 
     def __repr__(self) -> str:
         count = f"{len(self.index):,} images, {len(self.classes)} classes"
@@ -124,6 +126,16 @@ class ClassificationReport:
         return [Mistake(*row) for row in zip(*(column[wrong].tolist() for column in columns), strict=True)]
 
 
+def tops_of(classes: int) -> list[int]:
+    """Return the k of the top-k accuracies that are measured for a number of classes."""
+    return [k for k in TOPS if k == 1 or k < classes]
+
+
+def metric_names(classes: int) -> list[str]:
+    """Return the names of the metrics for a number of classes, without the number of images."""
+    return [*(f"top{k}" for k in tops_of(classes)), "loss", "mean_class_accuracy", "calibration_error"]
+
+
 def evaluate(
     model: nn.Module,
     batches: Iterable[ImageBatch],
@@ -132,16 +144,19 @@ def evaluate(
     pixel_mean: tuple[float, ...] = IMAGENET_MEAN,
     pixel_std: tuple[float, ...] = IMAGENET_STD,
     gather: Callable[[Tensor], Tensor] | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
 ) -> ClassificationReport:
     """Classify the images of `batches` with `model`, in eval mode and under the caller's autocast.
 
     Each image counts once, even if it is repeated, and images with a negative label are ignored, so batches may be
     partial, padded or distributed over processes. `gather` concatenates the rows (n, columns) of all processes; rows of
     −1 that pad them to equal length are ignored. The host waits for the device once, at the end.
+    `metrics` are functions of all logits (N, K) and labels (N,), in the order of the dataset.
     """
     device = next(model.parameters()).device
     integers: list[Tensor] = []
     floats: list[Tensor] = []
+    outputs: list[Tensor] = []
     with in_eval_mode(model), torch.no_grad():
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
@@ -154,10 +169,16 @@ def evaluate(
             rows = _score(logits, batch.labels.clamp(min=0))
             integers.append(torch.stack([batch.index, batch.labels, *rows[:2]], dim=1))
             floats.append(torch.stack(rows[2:], dim=1))
+            if metrics:
+                outputs.append(logits)
     if not integers:
         raise DataError("There are no images to evaluate: the dataset or its split is empty.")
     join = gather or (lambda rows: rows)
-    return _report(join(torch.cat(integers)).cpu().numpy(), join(torch.cat(floats)).cpu().numpy(), classes)
+    rows_of_all = join(torch.cat(integers)).cpu().numpy()
+    report = _report(rows_of_all, join(torch.cat(floats)).cpu().numpy(), classes)
+    if not metrics:
+        return report
+    return replace(report, own=_own_metrics(metrics, report, rows_of_all[:, 0], join(torch.cat(outputs)).cpu()))
 
 
 @contextmanager
@@ -208,6 +229,24 @@ def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     ranks = logits.shape[1] - below.sum(dim=1)
     confidence = logits.softmax(dim=1).amax(dim=1)
     return logits.argmax(dim=1), ranks, confidence, F.cross_entropy(logits, labels, reduction="none")
+
+
+def _own_metrics(
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]],
+    report: ClassificationReport,
+    index: np.ndarray,
+    outputs: Tensor,
+) -> dict[str, float]:
+    """Return the user's metrics of the images that count, in the order of the dataset."""
+    order = {image: row for row, image in reversed([*enumerate(index.tolist())])}
+    chosen = outputs[[order[image] for image in report.index.tolist()]]
+    values = {}
+    for name, metric in metrics.items():
+        try:
+            values[name] = float(metric(chosen, torch.from_numpy(report.labels)))
+        except Exception as error:  # code of the user
+            raise UsageError(f"the metric {name} failed: {type(error).__name__}: {first_line(error)}") from error
+    return values
 
 
 def _report(integers: np.ndarray, floats: np.ndarray, classes: Sequence[str]) -> ClassificationReport:

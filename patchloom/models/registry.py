@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from patchloom.models.network import Network, Size
+from patchloom.plugins import MODULE
 from patchloom_runtime.errors import PatchloomError, UsageError, nearest
 
 # Prefix of the names of a family → its module and class, in the order of `list_models`.
@@ -108,6 +109,10 @@ def list_models(pattern: str = "*") -> list[str]:
 def family_of(name: str) -> type[Network]:
     """Return the class of a network. Raise UsageError for an unknown name."""
     prefix = name.split("_")[0]
+    if name.startswith(MODULE):
+        from patchloom.models.own_module import OwnModule
+
+        return OwnModule
     if prefix in _FAMILIES and name in _family(prefix)[1]:
         return _family(prefix)[0]
     from patchloom.models.pretrained.table import unknown_network
@@ -116,8 +121,8 @@ def family_of(name: str) -> type[Network]:
 
 
 def _variant(name: str) -> dict[str, Any]:
-    """Return the published options of a network."""
-    return dict(_family(name.split("_")[0])[1][name])
+    """Return the published options of a network; a user's module has none."""
+    return {} if name.startswith(MODULE) else dict(_family(name.split("_")[0])[1][name])
 
 
 def options_of(family: type[Network]) -> list[str]:

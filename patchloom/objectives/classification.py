@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchloom.data.augmentation.mixing import draw_blend
+from patchloom.data.augmentation.own_transform import transform_batch
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.data.labels.class_balance import class_counts, class_weights, logit_adjustment
@@ -96,7 +97,12 @@ class ClassificationObjective(Objective):
 
     def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Return normalized, mixed images (B, 3, H, W) and their targets: (B,) if nothing is mixed, else (B, K)."""
-        images = normalize(batch.images, self.pixel_mean, self.pixel_std)
+        pixels, labels = batch.images, batch.labels
+        if self.batch_transform is not None:
+            pixels, labels = transform_batch(self.batch_transform, pixels, labels, step_seed(self.seed, epoch, step))
+        images = normalize(pixels, self.pixel_mean, self.pixel_std)
+        if labels.ndim > 1:  # mixed already
+            return images, labels
         blend = draw_blend(
             *images.shape[2:],
             mixup=self.augment.mixup,
@@ -106,8 +112,8 @@ class ClassificationObjective(Objective):
             seed=step_seed(self.seed, epoch, step),
         )
         if blend.weight == 1.0:
-            return images, batch.labels
-        return blend.images(images), blend.targets(batch.labels, self.num_classes, 0.0, torch.float32)
+            return images, labels
+        return blend.images(images), blend.targets(labels, self.num_classes, 0.0, torch.float32)
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the recipe's loss of logits (B, K)."""
@@ -116,6 +122,8 @@ class ClassificationObjective(Objective):
                 f"The network has {logits.shape[1]} classes, the data {self.num_classes}. "
                 f"Create it with num_classes={self.num_classes} or call reset_head({self.num_classes})."
             )
+        if self.own_loss is not None:
+            return self.own_loss(at_least_float32(logits), targets)
         if self.adjustment is not None:
             logits = at_least_float32(logits) + self.adjustment
         if self.objective.loss == "bce":

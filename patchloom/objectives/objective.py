@@ -15,6 +15,9 @@ from patchloom.recipes.schema import Recipe
 class Objective:
     """Base class of all objectives. If it is also an nn.Module, its state is saved and moved to the device."""
 
+    own_loss: Callable[[Tensor, Tensor], Tensor] | None = None  # of the user, in place of the recipe's
+    batch_transform: Callable[..., Any] | None = None  # of the user
+
     @property
     def averaged(self) -> nn.Module | None:
         """Return a network that follows the model and is evaluated and saved like an average, or None."""

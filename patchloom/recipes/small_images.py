@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from patchloom.plugins import MODULE
 from patchloom.recipes.deit import deit
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
@@ -35,7 +36,7 @@ def fit_to_32_pixels(model: str) -> dict[str, Any]:
     """Return options for small images: patches of 4, a pyramid of three maps, or a ResNet stem without downsampling."""
     if re.fullmatch(r"timm:resnet\d+(\..+)?|resnet50_attention_pool", model):
         return {"small_stem": True}
-    if model.startswith(("timm:", "torchvision:")):
+    if model.startswith(("timm:", "torchvision:", MODULE)):
         return {}
     if model.startswith("smlpnet"):  # 16, 8 and 4 patches per side
         return {"patch_size": 2, "depths": (2, 4, 4), "dim": 96, "global_stages": (1, 2, 3)}

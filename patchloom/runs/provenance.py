@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from patchloom.data.checking.survey import Survey
@@ -29,6 +29,7 @@ _SHAPE = {
     "automatic_init?": bool,
     "options?": list[str],
     "corrections?": str | None,
+    "plugins?": dict[str, str],
 }
 
 
@@ -50,6 +51,7 @@ class Provenance:
     automatic_init: bool = False  # whether `--init auto` chose `init`
     options: tuple[str, ...] = ()  # recipe fields that the command set
     corrections: str | None = None  # digest of what --corrections changes, '' for none; None if it was not stored
+    plugins: dict[str, str] = field(default_factory=dict)  # what the user plugged in → its name and digest
 
     def is_of(self, other: "Provenance") -> bool:
         """Return whether both have the same data: the same path, or the same images wherever they are."""

@@ -12,6 +12,7 @@ from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.specs import join_specs
 from patchloom.data.trees.archive import archive_stem
+from patchloom.plugins import MODULE, SEVERAL, identity, metrics_by_name, module_named
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
@@ -93,8 +94,9 @@ class Plan:
         r = self.recipe
         unit = self.task.training.batch_unit
         counted = unit if unit != "images" else ""
+        optimizer = f"{r.optim.name} at {r.optim.peak_lr:.2g}" if self.settings.optimizer is None else "own optimizer"
         recipe = (
-            f"recipe     {r.name}: {plural(r.schedule.epochs, 'epoch')}, {r.optim.name} at {r.optim.peak_lr:.2g}, "
+            f"recipe     {r.name}: {plural(r.schedule.epochs, 'epoch')}, {optimizer}, "
             f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
         )
         chosen = self.settings
@@ -104,9 +106,30 @@ class Plan:
             *self.data_lines(dry_run=dry_run),
             recipe,
             *(f"           note: {line}" for line in self.advice),
-            *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices),
+            *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices if not _replaces(chosen, c.key)),
+            *([f"plug-ins   {', '.join(_plugin_names(self.settings))}"] if plugged_parts(self.settings) else []),
             f"folder     {self.folder}{f'   ({self.why_folder})' if self.why_folder else ''}",
         ]
+
+
+# Recipe fields that a plugged-in part replaces, by their beginnings; a transform leaves mixing to the recipe.
+_REPLACED = {
+    "transform": (
+        *("augment.crop", "augment.flip", "augment.policy", "augment.color", "augment.erasing"),
+        "augment.blur",
+    ),
+    "loss": ("objective.loss", "objective.smoothing"),
+    "optimizer": ("optim.name", "optim.lr", "optim.weight_decay", "optim.betas", "optim.momentum"),
+}
+
+
+def _replaces(settings: TrainingSettings, key: str) -> bool:
+    return any(getattr(settings, part) is not None and key.startswith(keys) for part, keys in _REPLACED.items())
+
+
+def _plugin_names(settings: TrainingSettings) -> list[str]:
+    named = ((kind.partition(" ")[0], name.partition(" ")[0]) for kind, name in plugged_parts(settings).items())
+    return [f"{kind} {name.rpartition('.')[2]}" for kind, name in named]
 
 
 def method_of_settings(settings: TrainingSettings) -> str | None:
@@ -125,6 +148,31 @@ def train_share_of_settings(settings: TrainingSettings) -> float:
     base = base_recipe(settings.recipe, settings.model)
     share = settings.changes.get("train_share", base.train_share if base else 1.0)
     return float(read_value("train_share", share, fields_of(Recipe)["train_share"]))
+
+
+def plugged_parts(settings: TrainingSettings) -> dict[str, str]:
+    """Return what the user plugs in, by setting: its qualified name and a digest of its code."""
+    parts: dict[str, Any] = {
+        kind: getattr(settings, kind) for kind in ("transform", "batch_transform", "loss", "optimizer")
+    }
+    if settings.model and settings.model.startswith(MODULE):
+        parts["model"] = module_named(settings.model)
+    parts |= {f"metric {name}": each for name, each in metrics_by_name(settings.metrics).items()}
+    parts |= {f"callback {number}": each for number, each in enumerate(settings.callbacks, 1)}
+    plugged = {kind: identity(part) for kind, part in parts.items() if part is not None}
+    return plugged | ({"select": settings.select} if settings.select else {})
+
+
+def check_parts(settings: TrainingSettings, task: Task) -> None:
+    """Raise UsageError for parts that cannot be called, or that the task does not use."""
+    for name in plugged_parts(settings):
+        kind = name.partition(" ")[0]
+        if kind not in task.training.plugins:
+            raise UsageError(f"{SEVERAL.get(kind, kind)} cannot be plugged into {task.name}; leave it out")
+    for kind in ("transform", "batch_transform", "loss", "optimizer"):
+        part = getattr(settings, kind)
+        if part is not None and not callable(part):
+            raise UsageError(f"{kind} is a {type(part).__name__}; expected a function")
 
 
 def chosen_folder(

@@ -120,6 +120,29 @@ def refuse_fewer_options(folder: Path, record: Provenance) -> None:
         raise OtherRunError(f"{folder} began with {', '.join(missing)} set", "repeat the command that began it")
 
 
+def refuse_other_plugins(folder: Path, record: Provenance) -> None:
+    """Raise OtherRunError if the run began with other parts of the user than this command has."""
+    before = recorded(folder)
+    if before is None or before.plugins == record.plugins:
+        return
+    kind = next(kind for kind in {**before.plugins, **record.plugins} if _part(before, kind) != _part(record, kind))
+    was, now = _part(before, kind), _part(record, kind)
+    name = was.partition(" ")[0]
+    if not was:
+        changed = f"without {kind} {now.partition(' ')[0]}"
+    elif not now:
+        changed = f"with {kind} {name}, which is not plugged in now"
+    elif name == now.partition(" ")[0]:
+        changed = f"with {kind} {name}, whose code or settings have changed since"
+    else:
+        changed = f"with {kind} {name}, not {now.partition(' ')[0]}"
+    raise OtherRunError(f"{folder} began {changed}", "plug in what it began with, or pass another folder with --out")
+
+
+def _part(record: Provenance, kind: str) -> str:
+    return record.plugins.get(kind, "")
+
+
 def changes_since(folder: Path, record: Provenance) -> list[str]:
     """Return notes on what changed since the run in `folder` began.
 

@@ -4,6 +4,7 @@ The command line builds the options of `patchloom train` from this class before 
 """
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -88,6 +89,10 @@ class TrainingSettings:
     patience: Annotated[int | None, Option("Stop after N evaluations without improvement.", metavar="N", panel=RUN)] = (
         None
     )
+    select: Annotated[
+        str | None,
+        Option("Metric of val that selects the best weights. Default: top1.", metavar="METRIC", panel=RUN),
+    ] = None
     pictures: Annotated[
         int | None, Option("Draw the network into RUN/pictures every N epochs.", metavar="N", panel=RUN)
     ] = None
@@ -125,6 +130,13 @@ class TrainingSettings:
     without: str | None = None
     corrections: str | None = None
     val: str | None = None
+    # Parts that Python code plugs in, or that the file of --plugin registers (`patchloom.plugins`).
+    transform: Callable[..., Any] | None = None
+    batch_transform: Callable[..., Any] | None = None
+    loss: Callable[..., Any] | None = None
+    metrics: Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None = None
+    callbacks: Sequence[Any] = ()
+    optimizer: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         data: Any = self.data  # a single path or name may be given without a tuple

@@ -6,7 +6,7 @@ a task can import what it needs at its head.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -139,6 +139,7 @@ class Training(TaskPart, ABC, Generic[P]):
     speed_unit: ClassVar[str] = "img"
     compiles_by_default: ClassVar[bool] = True  # on a GPU, if the run is long
     compile_options: ClassVar[Mapping[str, Any]] = {}
+    plugins: ClassVar[Collection[str]] = ()  # kinds of `patchloom.plugins` that the task uses
 
     @abstractmethod
     def plan(self, settings: "TrainingSettings", device: str) -> P:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes, unwrap
-from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer
+from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer, own_optimizer
 from patchloom.engine.run import Run
 from patchloom.layers.low_rank import add_low_rank_
 from patchloom.models.compiled import CompiledByBlock
@@ -62,11 +63,15 @@ def make_run(
     compiles = _compiles(plan, schedule, processes)
     objective = task.objective(plan, network, loader, processes, compiles)
     learned = [objective] if isinstance(objective, nn.Module) else []
+    if settings.optimizer is not None:
+        optimizer = own_optimizer(settings.optimizer, network, recipe.optim, *learned)
+    else:
+        optimizer = make_optimizer(network, recipe.optim, *learned)
     judge = task.judge(plan, processes)
     run = Run(
         model=network,
         objective=objective,
-        optimizer=make_optimizer(network, recipe.optim, *learned),
+        optimizer=optimizer,
         schedule=schedule,
         loader=loader,
         processes=processes,
@@ -84,6 +89,7 @@ def make_run(
         lower_is_better=judge.lower_is_better if judge else False,
         patience=settings.patience,
         after_epoch=_AfterEpoch(task.after_epoch(plan, network, processes), objective, say),
+        callbacks=Callbacks(settings.callbacks),
         unit=task.speed_unit,
     )
     run.accumulate = micro_batches(run, settings.micro_batches)

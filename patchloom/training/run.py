@@ -34,7 +34,7 @@ from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.race import discard_race
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom.runs.weights import WEIGHTS, read_weights, save_weights
-from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, seconds_of
+from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, check_parts, seconds_of
 from patchloom.tasks.provenance import OtherRunError
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
@@ -166,6 +166,7 @@ def _raced(plan: Plan, processes: Processes, started: float, say: Callable[[str]
 def make_plan(settings: TrainingSettings, device: str) -> Any:
     """Plan a run of the task that the recipe, --task or the data imply."""
     task, settings = choose_task(settings)
+    check_parts(settings, task)
     return task.training.plan(settings, device)
 
 
@@ -215,6 +216,8 @@ def _train_and_report(
             outcome = run_loop(replace(run, time_limit_s=time_limit_s), checkpoint.snapshot if checkpoint else None)
     except NumericalError as error:
         raise with_files(error, plan.examples) from error
+    if not had_ended:
+        run.callbacks.call("on_end", run, outcome.progress)
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if processes.is_main:

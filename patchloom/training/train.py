@@ -1,11 +1,14 @@
 """`patchloom.train`: the settings of a training run as keywords. A test holds them equal to `TrainingSettings`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+
+from torch import nn
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.sources.specs import Data, split_specs
 from patchloom.options import renamed
+from patchloom.plugins import register_module
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
@@ -17,7 +20,7 @@ from patchloom_runtime.errors import with_near_options
 def train(
     data: Data,
     *,
-    model: str | None = None,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
     recipe: str | Recipe = "auto",
     epochs: int | None = None,
     time: str | None = None,
@@ -35,6 +38,7 @@ def train(
     stop_after: str | None = None,
     folds: int | None = None,
     patience: int | None = None,
+    select: str | None = None,
     pictures: int | None = None,
     log: tuple[str, ...] = (),
     micro_batches: int | None = None,
@@ -56,6 +60,12 @@ def train(
     without: str | None = None,
     corrections: str | None = None,
     val: str | None = None,
+    transform: Callable[..., Any] | None = None,
+    batch_transform: Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None = None,
+    callbacks: Sequence[Any] = (),
+    optimizer: Callable[..., Any] | None = None,
     dry_run: bool = False,
 ) -> TrainingResult:
     """Train a model, as `patchloom train` does. The same call again resumes.
@@ -95,11 +105,21 @@ def train(
                         fold 2 of 5 of train; 'test' on the test images, as published CIFAR results do
         strict          treat warnings about the data as errors: unreadable images, stray classes
 
+    Your own parts (docs/plugins.md)
+        model           an `nn.Module`, or a function of `num_classes` and `image_size` that returns one
+        transform       function of one training image, in place of the recipe's crop, flip and colors
+        batch_transform function of a batch of images, or of images and targets
+        loss            function (outputs, targets) → scalar tensor
+        metrics         functions (outputs, targets) → float of all val images, by name or as a list
+        callbacks       objects with `on_step`, `on_epoch`, `on_evaluation`, `on_end` (`patchloom.Callback`)
+        optimizer       function of the trainable parameters that returns a `torch.optim.Optimizer`
+
     Run
         out             run folder; runs/NAME-OF-DATA by default
         stop_after      stop and save after '30m', '2h', '90s' …
         folds           cross-validate with K runs, each validated on another part of train; returns a `FoldsResult`
         patience        stop after this many evaluations without improvement
+        select          metric of val that selects the best weights; top1 by default
         pictures        draw the network into RUN/pictures every so many epochs
         log             also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'
         dry_run         plan and measure a few steps; train nothing
@@ -113,6 +133,8 @@ def train(
         shard           shard weights and optimizer state over the processes (FSDP)
     """
     options = dict(locals())
+    if model is not None and not isinstance(model, str):
+        options["model"] = register_module(model)
     dry_run = options.pop("dry_run")
     options |= {"changes": options.pop("set") or {}, "compiled": options.pop("compile"), "trackers": options.pop("log")}
     return start_training(TrainingSettings(**options | {"data": tuple(split_specs(data))}), dry_run=dry_run)

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "patchloom"
 ORDER = [
     "errors",
     "options",
+    "plugins",
     "disk",
     "machine",
     "recipes",

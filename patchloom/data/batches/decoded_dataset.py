@@ -17,6 +17,7 @@ from torch import Tensor
 from patchloom.data.augmentation.augment import check_policy, size_before_window, train_transform
 from patchloom.data.augmentation.batch_augment import BATCHED_POLICIES, augment_batch, draw
 from patchloom.data.augmentation.crops import Draws
+from patchloom.data.augmentation.own_transform import OwnTransform
 from patchloom.data.batches.cuda_graph import capture
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
@@ -322,9 +323,11 @@ def make_loader(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     stores: dict["BeforeCrop", Store] | None = None,
     sampling: ClassSampling | None = None,
+    transform: Callable[..., Any] | None = None,
 ) -> tuple[Loader | DeviceLoader, str]:
     """Return a recipe's training loader, on the device if possible, else with workers; and the reason.
 
+    `transform` is a user's function of one image (`own_transform`) in the place of the recipe's augmentation.
     Decoded datasets are kept in `stores`, if passed, and reused when the loader is created again.
     """
     size = as_size(image_size)
@@ -332,6 +335,11 @@ def make_loader(
     first, _, _ = read_or_next(dataset, 0, skip_broken)
     before_crop = BeforeCrop.like(first.image, augment, size)
     reason = _against_device(dataset, augment, before_crop, budget_bytes)
+    own = OwnTransform(transform, size) if transform is not None else None
+    if own is not None:
+        own.shapes(dataset.parts)
+        own.arrays(first, random.Random(seed))  # fails now rather than in a worker
+        reason = "transform works on one image at a time"
     if not reason:
         try:
             stores = {} if stores is None else stores
@@ -359,7 +367,7 @@ def make_loader(
     return (
         Loader(
             dataset,
-            train_transform(augment, size),
+            own or train_transform(augment, size),
             batch_size=batch_size,
             seed=seed,
             repeats=augment.repeats,

@@ -1,15 +1,41 @@
 """Training of classifiers."""
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from patchloom.engine.distribution import Processes
-from patchloom.evaluation.classification import ClassificationReport
+from patchloom.evaluation.classification import ClassificationReport, metric_names
+from patchloom.plugins import metrics_by_name, name_of
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
 from patchloom.tasks.images.judges import ClassJudge
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.images.training import WholeImageTraining
+from patchloom.tasks.settings import TrainingSettings
+from patchloom_runtime.errors import UsageError, first_line, nearest
 
 
 class ClassificationTraining(WholeImageTraining):
     """A network with a classifier for the classes of the data, evaluated by its predictions for val."""
+
+    plugins = (*WholeImageTraining.plugins, "model", "transform", "batch_transform", "loss", "metric", "select")
+
+    def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
+        plan = super().plan(settings, device)
+        for kind in ("transform", "batch_transform", "loss"):
+            if plan.method.views and getattr(settings, kind) is not None:
+                raise UsageError(f"{kind} cannot be plugged into {plan.recipe.objective.method}, which compares views")
+        if settings.loss is not None:
+            _check_loss(settings.loss, plan)
+        known = [*metric_names(len(plan.class_names)), *metrics_by_name(settings.metrics)]
+        if settings.select is not None and settings.select not in known:
+            hint = nearest(settings.select, known)
+            raise UsageError(f"--select is {settings.select!r}; expected one of {', '.join(known)}.{hint}")
+        return plan
 
     def judge(self, plan: ImagePlan, processes: Processes) -> ClassJudge:
         return ClassJudge(plan, processes)
@@ -17,3 +43,27 @@ class ClassificationTraining(WholeImageTraining):
     def write_val(self, plan: ImagePlan, report: ClassificationReport) -> None:
         """Write `predictions.safetensors`, one row per image of val."""
         save_predictions(plan.folder, Predictions(report, fingerprint(plan.splits.val)))
+
+
+def _check_loss(loss: Callable[[Tensor, Tensor], Any], plan: ImagePlan) -> None:
+    """Call the user's loss once. Raise UsageError if it does not return a scalar with a gradient."""
+    classes, augment = len(plan.class_names), plan.recipe.augment
+    labels = torch.arange(2) % classes
+    targets = {"class numbers (B,)": labels}
+    if augment.mixup or augment.cutmix:
+        targets["class shares (B, K) of mixed images"] = F.one_hot(labels, classes).float()
+    for what, values in targets.items():
+        outputs = torch.zeros(2, classes, requires_grad=True)
+        try:
+            result = copy.deepcopy(loss)(outputs, values)
+        except Exception as error:  # code of the user
+            advice = "; set augment.mixup and augment.cutmix to 0, or accept shares" if values.ndim > 1 else ""
+            raise UsageError(
+                f"the loss {name_of(loss)} fails on {what}: {type(error).__name__}: {first_line(error)}{advice}"
+            ) from error
+        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
+            shape = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise UsageError(
+                f"the loss {name_of(loss)} returns {shape}; expected a scalar tensor with a gradient with respect to "
+                "the outputs"
+            )

@@ -14,11 +14,12 @@ from patchloom.data.datasets import ImageSet
 from patchloom.data.labels.class_balance import is_imbalanced
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
-from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.evaluation.classification import LOWER_IS_BETTER, ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NEIGHBORS, NeighborReport, knn
 from patchloom.machine import cores
 from patchloom.models.network import Network
+from patchloom.plugins import metrics_by_name
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
@@ -136,6 +137,11 @@ class ClassJudge(ImageJudge):
         super().__init__(plan, processes)
         by_class = plan.recipe.balance.remedies and is_imbalanced(plan.splits.val.labels)
         self.metric = "mean_class_accuracy" if by_class else "top1"
+        self._metrics = metrics_by_name(plan.settings.metrics)
+        if plan.settings.select is not None:
+            self.metric = plan.settings.select
+            own = getattr(self._metrics.get(self.metric), "lower_is_better", False)
+            self.lower_is_better = self.metric in LOWER_IS_BETTER or own
 
     def report(self, model: nn.Module) -> ClassificationReport:
         network = self.network(model)
@@ -146,6 +152,7 @@ class ClassJudge(ImageJudge):
             pixel_mean=network.pixel_mean,
             pixel_std=network.pixel_std,
             gather=self._joined,
+            metrics=self._metrics,
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +27,10 @@ from patchloom.machine import cores
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost, cost, human
 from patchloom.models.network import Network
+from patchloom.models.own_module import OwnModule
 from patchloom.models.pretrained.table import is_tag, published, weights_named
 from patchloom.models.pretrained.weights_file import check_weights_file
+from patchloom.plugins import MODULE
 from patchloom.recipes.auto import pretrained_network
 from patchloom.recipes.candidates import Candidate, classification_candidates, narrowed
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
@@ -54,6 +57,7 @@ from patchloom.tasks.plan import (
     method_of_settings,
     named_start,
     placed,
+    plugged_parts,
     same_run,
     seconds_of,
     train_share_of_settings,
@@ -64,6 +68,7 @@ from patchloom.tasks.provenance import (
     refuse_fewer_options,
     refuse_other_corrections,
     refuse_other_data,
+    refuse_other_plugins,
     refuse_other_start,
     starting_record,
 )
@@ -273,7 +278,12 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         whole = planner.with_targets(make_splits(source, copies=copies, **options))
         opened = opened.changed(splits=share_of_train(whole, share))
     record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
-    record = replace(record, options=options_set(settings), corrections=corrections_digest(settings.corrections))
+    record = replace(
+        record,
+        options=options_set(settings),
+        corrections=corrections_digest(settings.corrections),
+        plugins=plugged_parts(settings),
+    )
     planned = _PlacedRun(opened, resolved, record)
 
     def in_folder(folder: Path, why: str) -> _PlacedRun:
@@ -339,6 +349,7 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
         resolved = replace(resolved, recipe=recipe, choices=choices)
     refuse_other_start(folder, record)
     refuse_other_corrections(folder, record)
+    refuse_other_plugins(folder, record)
     same_run(folder, resolved.recipe)
     if settings.out is None:
         refuse_fewer_options(folder, record)
@@ -583,8 +594,11 @@ def _with_network_of_init(opened: OpenedImages) -> OpenedImages:
 def resolve(opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
     """Return the recipe for images that get classes or vectors; `epochs` are those that a planned time leads to."""
     recipe, choices, start = resolve_fields(opened, epochs)
-    with torch.device("meta"):
+    is_own = recipe.model.name.startswith(MODULE)
+    with nullcontext() if is_own else torch.device("meta"):
         network = make_network(recipe, len(opened.splits.classes))
+    if isinstance(network, OwnModule):
+        network.check()
     if start:
         start.normalize_for(network)
     _check_views(recipe, network)

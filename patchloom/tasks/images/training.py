@@ -1,11 +1,13 @@
 """What image tasks share in training: batches, averages, files, and the whole of it for networks of whole images."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from torch import nn
 
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.sampler import ClassSampling
@@ -45,6 +47,7 @@ class ImageTraining(Training[ImagePlan]):
     """Training on images: planning, the average of the weights and the evaluation of the best ones."""
 
     planner_type: type[ImagePlanner] = ImagePlanner
+    plugins: ClassVar[Collection[str]] = ("optimizer", "callback")
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
         return plan_images(self.planner_type(self.task), settings, device)
@@ -118,7 +121,7 @@ class WholeImageTraining(ImageTraining):
                 teacher = make_teacher(plan.recipe, plan.splits).to(processes.device)
             if compiles:
                 teacher.compile()
-        return make_objective(
+        objective = make_objective(
             Ingredients(
                 recipe=plan.recipe,
                 network=network,
@@ -129,6 +132,10 @@ class WholeImageTraining(ImageTraining):
                 gather=processes.gather_rows,
             )
         )
+        loss: Any = copy.deepcopy(plan.settings.loss)
+        objective.own_loss = loss.to(processes.device) if isinstance(loss, nn.Module) else loss
+        objective.batch_transform = plan.settings.batch_transform
+        return objective
 
     def compile_extras(self, plan: ImagePlan, network: Network, mode: str | None) -> None:
         """Compile the pass of small views through a network of one image size."""
@@ -178,7 +185,7 @@ def image_loader(plan: ImagePlan, processes: Processes, stores: Any) -> Any:
         options["sampling"] = ClassSampling(plan.learned.labels, recipe.balance.sampling)
     if plan.method.views:
         return make_view_loader(plan.learned, views_of(recipe), **options)
-    return make_loader(plan.learned, recipe.augment, recipe.model.image_size, **options)
+    return make_loader(plan.learned, recipe.augment, recipe.model.image_size, transform=settings.transform, **options)
 
 
 def initialize_backbone(plan: ImagePlan, backbone: Network) -> None:
