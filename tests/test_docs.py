@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.plugins import KINDS
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.inputs import read_image
 from tests.messages import missing, refused
 
-PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -26,6 +28,17 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> Non
     assert missing(repr(names["run"]), "runs/shapes", "top1") == []
     assert missing(repr(names["classifier"]), "32×32", "cpu", 16, "triangle", "square", "pentagon") == []
     assert names["one"]._repr_html_().count("<img") == 1 + len(names["one"].maps)
+
+
+def test_the_python_of_the_page_on_plugins_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("patchloom.plugins._registered", {kind: {} for kind in KINDS})
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "plugins.md").read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    names: dict = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/plugins.md, block {number + 1}", "exec"), names)
+    assert Path("runs/own/weights.safetensors").is_file()
 
 
 # What the table says of arrays, row by row, where the file's side is in tests/data/all_modes.py.

@@ -3,9 +3,11 @@
 import dataclasses
 import inspect
 import re
+from collections.abc import Callable
 from typing import get_args, get_type_hints
 
 import pytest
+from torch import nn
 
 import patchloom
 from patchloom.cli.bench import BenchOptions
@@ -68,7 +70,9 @@ def test_train_takes_the_settings_of_a_training() -> None:
     """A new field of TrainingSettings also belongs in `train`, with a line in its docstring."""
     own = dict(inspect.signature(patchloom.train).parameters)
     assert own.pop("dry_run").default is False
-    hints = get_type_hints(TrainingSettings) | {"recipe": str | Recipe}  # Any there: `--help` does not load recipes
+    # Any there: `--help` does not load recipes; and a module has a name there.
+    model = str | nn.Module | Callable[..., nn.Module] | None
+    hints = get_type_hints(TrainingSettings) | {"recipe": str | Recipe, "model": model}
     fields = {OPTION_NAMES.get(field.name, field.name): field for field in dataclasses.fields(TrainingSettings)}
     add = "add it to the signature and the docstring of training/train.py"
     assert list(own) == list(fields), f"train and TrainingSettings differ in {set(own) ^ set(fields)}; {add}"

@@ -55,7 +55,7 @@ class ClassificationReport:
     ranks: np.ndarray  # (N,) int64, number of classes with a higher logit than the label; ties go to the lower class
     confidence: np.ndarray  # (N,) float32, probability of the prediction
     losses: np.ndarray  # (N,) float32
-    own: Mapping[str, float] = field(default_factory=dict)  # metrics of the user
+    own: Mapping[str, float] = field(default_factory=dict, kw_only=True)  # metrics of the user
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         for k in tops_of(len(self.classes)):

@@ -94,6 +94,29 @@ def test_images_without_targets() -> None:
     assert (some.train.labels < 0).sum() == COUNT - 1
 
 
+@pytest.mark.parametrize("form", ["names", "vectors", "tensors"])
+def test_several_labels_per_image(form: str) -> None:
+    hot = np.stack([LABELS > 0, LABELS == 1], axis=1).astype(int)
+    targets: dict[str, Any] = {
+        "names": [[name for name, applies in zip("01", row, strict=True) if applies] for row in hot],
+        "vectors": hot,
+        "tensors": [torch.from_numpy(row) for row in hot],
+    }
+    train = find_source((PIXELS, targets[form])).train
+    assert train.targets.kind == "labels"
+    assert train.names == ("0", "1")
+    assert np.array_equal(train.targets.values, hot)
+
+
+def test_numbers() -> None:
+    weights = np.linspace(0, 3, COUNT)
+    train = find_source((PIXELS, weights)).train
+    assert (train.targets.kind, train.targets.values.shape) == ("numbers", (COUNT, 1))
+    assert np.allclose(train.targets.values[:, 0], weights)
+    pairs = find_source([(image, [0.5, 2.0]) for image in PIXELS]).train.targets
+    assert (pairs.kind, pairs.values.shape) == ("numbers", (COUNT, 2))
+
+
 def test_a_dict_has_splits_of_any_form(files: list[str], tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / "val" / name).mkdir(parents=True)

@@ -6,8 +6,11 @@
     table                         pandas or pyarrow, with a column of paths or images and one of labels
     {"train": …, "val": …}        splits, each one of the above or a path
 
-An image is anything that `predict` accepts (`patchloom_runtime.images.inputs`). Targets are class names or numbers,
-None for images without a label.
+An image is anything that `predict` accepts (`patchloom_runtime.images.inputs`). A target is None if it is unknown, or
+
+    a name or a whole number      the class
+    a list of names, a 0/1 vector several labels
+    a decimal number, a vector    numbers
 
 Training does not scan images that are not files: those in memory cannot be damaged, and a Dataset may compute them.
 They are recognized by a fingerprint instead: a digest of all targets and of the pixels, of `SAMPLED` images if they are
@@ -31,6 +34,7 @@ from patchloom.data.datasets import Listing
 from patchloom.data.images.image_store import ImageStore, common_folder
 from patchloom.data.labels.label_table import LABEL_NAMES, PATH_NAMES, SPLIT_NAMES, plain
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
+from patchloom.data.targets import ImageTargets, labels_of_lists, numbers_of_columns
 from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, first_line, nearest
 from patchloom_runtime.images.inputs import read_image
@@ -183,7 +187,30 @@ class Examples:
         column = self._label_column(label_column)
         if column is None:
             return Listing(self.images, rows, np.full(len(rows), UNLABELED), ())
-        return Listing(self.images, rows, *_classes(self.columns[column], self.images, self.class_names))
+        values = self.columns[column]
+        if (targets := self._targets(values, column or "target")) is not None:
+            return Listing(self.images, rows, np.full(len(rows), UNLABELED), targets.names, targets=targets)
+        return Listing(self.images, rows, *_classes(values, self.images, self.class_names))
+
+    def _targets(self, values: Sequence[Any], column: str) -> ImageTargets | None:
+        """Return several labels or numbers per image; None for classes."""
+        known = [value for value in values if value is not None]
+        if known and all(isinstance(value, float | int) for value in known) and _has_decimals(known):
+            return numbers_of_columns({column: values}, self.name)
+        if not known or not all(isinstance(value, list | tuple | set | frozenset) for value in known):
+            return None
+        items = {type(item) for value in known for item in value}
+        if items <= {str}:
+            return labels_of_lists([None if value is None else sorted(set(value)) for value in values], self.name)
+        lengths = {len(value) for value in known}
+        if not items <= {int, float, bool} or len(lengths) > 1:
+            raise UsageError(f"{self.name}: vectors of {min(lengths)} to {max(lengths)} values; expected equal lengths")
+        rows = np.array([value if value is not None else [np.nan] * max(lengths) for value in values], np.float32)
+        is_hot = float not in items and {item for value in known for item in value} <= {0, 1}
+        named = self.class_names if len(self.class_names) == rows.shape[1] else ()
+        if is_hot:
+            return ImageTargets("labels", named or tuple(map(str, range(rows.shape[1]))), rows)
+        return ImageTargets("numbers", named or tuple(f"{column} {i}" for i in range(rows.shape[1])), rows)
 
     def split_names(self) -> list[str] | None:
         """Return the split of each row of a table that has such a column."""
@@ -364,6 +391,10 @@ def _classes(
     return labels, names
 
 
+def _has_decimals(values: Sequence[float]) -> bool:
+    return any(isinstance(value, float) for value in values)
+
+
 def _plain_values(values: Any) -> list[Any]:
     """Return values as plain Python: numbers of numpy and torch as numbers, missing ones as None."""
     if _is_array(values):
@@ -378,6 +409,8 @@ def _plain_value(value: Any) -> Any:
         value = value.item()
     if isinstance(value, bool):
         return int(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
     is_missing = value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
     return None if is_missing else value
 
