@@ -35,7 +35,9 @@ REMEDIES = {
         f"effective {beta}": {"balance.class_weights": "effective", "balance.effective_beta": beta}
         for beta in (0.999, 0.9999)
     },
-    **{f"logits {tau}": {"balance.logit_adjustment": tau} for tau in (1.0, 1.5)},
+    **{f"logits {tau}": {"balance.logit_adjustment": tau} for tau in (0.5, 1.0, 1.5)},
+    "none, unsmoothed": {"objective.smoothing": 0},
+    "logits 1.0, unsmoothed": {"balance.logit_adjustment": 1.0, "objective.smoothing": 0},
 }
 NETWORK = {"model.options.depth": 3, "model.options.dim": 64, "model.options.patch_size": 4}
 METRICS = ("top1", "mean_class_accuracy", "macro_f1")
@@ -122,7 +124,7 @@ def test(options: argparse.Namespace, remedy: str, seed: int) -> None:
 
 def folder_of(out: Path, remedy: str, seed: int) -> Path:
     """Return the folder of a run."""
-    return out / f"{remedy.replace(' ', '-')}-{seed}"
+    return out / f"{remedy.replace(',', '').replace(' ', '-')}-{seed}"
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
