@@ -101,7 +101,7 @@ def train(options: argparse.Namespace, remedy: str, seed: int) -> None:
         device="cpu",
         workers=0,
         out=str(folder_of(options.out, remedy, seed)),
-        set={**NETWORK, "balance.logit_adjustment": 0, **REMEDIES[remedy], "seed": seed},
+        set={**NETWORK, "balance.sampling": "none", **REMEDIES[remedy], "seed": seed},
     )
     seconds = time.process_time() - started
     add_row(options.out / "runs.csv", remedy, seed, {name: run.metrics[name] for name in METRICS} | {"cpu_s": seconds})

@@ -329,7 +329,7 @@ def balance_reasons(imbalance: float, overrides: Mapping[str, Any]) -> list[Reas
     if imbalance < IMBALANCED_FROM or any(key.startswith("balance.") for key in overrides):
         return []
     why = f"uneven classes: the largest has {imbalance:.0f} times the images of the smallest"
-    return [Reason("balance.logit_adjustment", 1.0, why)]
+    return [Reason("balance.sampling", "sqrt", why)]
 
 
 def _published_patch(model: str) -> int:

@@ -116,7 +116,7 @@ def balance_advice(recipe: Recipe, facts: Facts, overrides: Mapping[str, Any]) -
     if not method_of(recipe.objective.method).reads_field("balance") or recipe.balance.remedies:
         return ""
     return "".join(
-        f"{reason.why}; --set {reason.field}={reason.value:g} helps the small ones (docs/imbalance.md)"
+        f"{reason.why}; --set {reason.field}={reason.value} helps the small ones (docs/imbalance.md)"
         for reason in balance_reasons(facts.imbalance, overrides)
     )
 

@@ -106,7 +106,7 @@ def test_a_remedy_is_selected_by_the_mean_over_classes(uneven, tmp_path) -> None
     assert page.count("macro F1") == 2  # in the summary and in the table
     plain, said = trained(settings(uneven, tmp_path / "b"))
     assert plain.metric == "top1"
-    assert [line for line in said if "balance.logit_adjustment=1" in line]  # advice
+    assert [line for line in said if "balance.sampling=sqrt" in line]  # advice
 
 
 def test_even_classes_are_selected_and_reported_by_top1(tmp_path) -> None:
@@ -124,18 +124,18 @@ def test_auto_corrects_for_uneven_classes_unless_told_otherwise(uneven, tmp_path
         assert missing(next(line for line in plan.lines() if line.startswith("data")), 4, 48) == []
         return [(each.key, each.value) for each in plan.choices if each.key.startswith("balance.")]
 
-    assert choice() == [("balance.logit_adjustment", 1.0)]
-    assert choice(**{"balance.sampling": "sqrt"}) == [("balance.sampling", "sqrt")]
-    assert choice(**{"balance.logit_adjustment": 0}) == [("balance.logit_adjustment", 0)]
+    assert choice() == [("balance.sampling", "sqrt")]
+    assert choice(**{"balance.logit_adjustment": 1}) == [("balance.logit_adjustment", 1)]
+    assert choice(**{"balance.sampling": "none"}) == [("balance.sampling", "none")]
 
 
-@pytest.mark.parametrize(("ratio", "tau"), [(1, 0), (9.9, 0), (10, 1), (500, 1)])
-def test_auto_notices_a_ratio_of_ten(ratio, tau) -> None:
+@pytest.mark.parametrize(("ratio", "sampling"), [(1, "none"), (9.9, "none"), (10, "sqrt"), (500, "sqrt")])
+def test_auto_notices_a_ratio_of_ten(ratio, sampling) -> None:
     recipe, reasons = auto_recipe(images=5_000, classes=10, image_size_median=32, imbalance=ratio)
-    assert recipe.balance.logit_adjustment == tau
+    assert recipe.balance.sampling == sampling
     whys = [reason.why for reason in reasons if reason.field.startswith("balance.")]
     assert all(missing(why, round(ratio)) == [] for why in whys)
-    assert len(whys) == bool(tau)
+    assert len(whys) == (sampling != "none")
 
 
 def test_a_fitted_head_starts_adjusted(uneven, tmp_path) -> None:
