@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
     from patchloom.tasks.verify import verify as verify
+    from patchloom.training.auditing.audit import audit as audit
     from patchloom.training.sweeps.sweep import sweep as sweep
     from patchloom.training.train import train as train
     from patchloom_runtime.artifacts.artifact import Artifact as Artifact
@@ -77,6 +78,7 @@ _WHERE = {
     "Translator": "patchloom.tasks.translation.translator",
     "UsageError": "patchloom.errors",
     "absorb": "patchloom.models.network",
+    "audit": "patchloom.training.auditing.audit",
     "bench": "patchloom.models.bench",
     "check": "patchloom.data.checking.check",
     "compare": "patchloom.tasks.classification.several_runs",

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 import patchloom
+from patchloom.cli.audit import AuditOptions
 from patchloom.cli.bench import BenchOptions
 from patchloom.cli.check import CheckOptions
 from patchloom.cli.compare import CompareOptions
@@ -37,7 +38,7 @@ from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
-FUNCTIONS += [patchloom.sweep, patchloom.prune, patchloom.predict]
+FUNCTIONS += [patchloom.sweep, patchloom.audit, patchloom.prune, patchloom.predict]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
 FUNCTIONS += [
     patchloom.probe,
@@ -135,6 +136,7 @@ def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[st
 VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "check": (CheckOptions, patchloom.check, {"page", "list", "strict"}, {"progress"}),
     "sweep": (SweepOptions, patchloom.sweep, set(), {"say"}),
+    "audit": (AuditOptions, patchloom.audit, {"page"}, {"say"}),
     "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),
     "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchloom.cli.options import OmitFields
+from patchloom.cli.output import refuse_inside
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.specs import join_specs, split_specs
+from patchloom.data.sources.specs import join_specs
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural, printable
@@ -63,11 +64,11 @@ def check(options: CheckOptions) -> None:
     data, against = options.data_text, options.against
     page = Path(options.page) if options.page else None
     if page:
-        _refuse_inside(page, data)
+        refuse_inside(page, data)
     if options.list_file and against is None:
         raise UsageError("--list says where the list of --against goes; give both")
     if options.list_file:
-        _refuse_inside(Path(options.list_file), data, against or "", what="list")
+        refuse_inside(Path(options.list_file), data, against or "", what="list")
     started = time.perf_counter()
     with scan_bar() as progress:
         report = check_data(
@@ -199,7 +200,7 @@ def _default_page(data: str) -> Path | None:
     """Return the default path of the page; None if it would lie in the data, which is never written to."""
     page = Path("runs", f"check-{_safe_name(data)}", "check.html")
     try:
-        _refuse_inside(page, data)
+        refuse_inside(page, data)
     except UsageError:
         return None
     return page
@@ -217,15 +218,8 @@ def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
     other, excluded = options.against or "", options.reading.without
     default = Path("runs", f"check-{_safe_name(options.data_text)}", f"in-{_safe_name(other)}.tsv")
     target = Path(options.list_file) if options.list_file else default
-    _refuse_inside(target, options.data_text, other, what="list")
+    refuse_inside(target, options.data_text, other, what="list")
     before = sorted(read_list(Path(excluded).expanduser())) if excluded else []
     listed_before = [(name, f"listed in {excluded}") for name in before]
     write_list(target, [*listed_before, *((one.key, one.reason) for one in report.against.overlaps)])
     return target
-
-
-def _refuse_inside(target: Path, *data: str, what: str = "page") -> None:
-    for part in [part for one in data if one for part in split_specs(one)]:
-        folder = Path(part).expanduser()
-        if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
-            raise UsageError(f"the {what} {target} would lie in the data; choose a path outside {part}")

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
+from patchloom.data.sources.specs import split_specs
 from patchloom_runtime.errors import UsageError
 
 
@@ -105,3 +107,11 @@ class JsonList:
     def close(self) -> None:
         """Write the closing bracket. It is omitted after an error, so that a partial list is not valid JSON."""
         print("]" if self._begun else "[]", file=self._file, flush=True)
+
+
+def refuse_inside(target: Path, *data: str, what: str = "page") -> None:
+    """Raise UsageError if a file that a command writes would lie in the data, which are never written to."""
+    for part in [part for one in data if one for part in split_specs(one)]:
+        folder = Path(part).expanduser()
+        if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(f"the {what} {target} would lie in the data; choose a path outside {part}")

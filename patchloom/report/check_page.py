@@ -97,7 +97,7 @@ def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any
         listing = report.listing_of(place)
         if listing is None:
             return place, place.where, ""
-        return place, printable(listing.images.key(place.row)), _thumbnail(listing, place.row)
+        return place, printable(listing.images.key(place.row)), thumbnail_uri(listing, place.row)
 
     return {"size": len(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
 
@@ -116,11 +116,13 @@ def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
         split, members = next(iter(rows[name].items()))
         chosen = members[:: max(1, len(members) // IMAGES_PER_CLASS)][:IMAGES_PER_CLASS]
         counts = ", ".join(f"{len(in_split):,} {where}" for where, in_split in rows[name].items())
-        sheets.append((name or "without a label", counts, [_thumbnail(report.listings[split], row) for row in chosen]))
+        sheets.append(
+            (name or "without a label", counts, [thumbnail_uri(report.listings[split], row) for row in chosen])
+        )
     return sheets
 
 
-def _thumbnail(listing: Listing, row: int) -> str:
+def thumbnail_uri(listing: Listing, row: int) -> str:
     """Return a JPEG data URI; gray if the image has disappeared since the scan."""
     try:
         image = listing.images.read(row)

@@ -103,17 +103,17 @@ def test_a_missing_file_is_a_wrong_option(data: Path) -> None:
 
 def test_names_of_any_form_come_back(tmp_path: Path) -> None:
     names = ["a,b.png", 'quoted "x".png', "=sum.png", "é\udcff.png", "line\nbreak.png"]
-    (tmp_path / "data" / "a, b").mkdir(parents=True)
+    (tmp_path / "data" / "-a, b").mkdir(parents=True)
     (tmp_path / "data" / "c").mkdir()
     for number, name in enumerate(names):
         pixels = np.full((8, 8, 3), number * 20, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "data" / "c" / name)
-        Image.fromarray(pixels).save(tmp_path / "data" / "a, b" / f"{number}.png")
+        Image.fromarray(pixels).save(tmp_path / "data" / "-a, b" / f"{number}.png")
     file = tmp_path / "corrections.csv"
-    write_corrections(file, [Correction(f"c/{name}", "relabel", "a, b") for name in names])
+    write_corrections(file, [Correction(f"c/{name}", "relabel", "-a, b") for name in names])
     assert list(read_corrections(file)) == [table_cell(f"c/{name}") for name in names]
     source = find_source(tmp_path / "data", reading=Reading(corrections=file))
-    assert set(labels(source.train).values()) == {"a, b"}
+    assert set(labels(source.train).values()) == {"-a, b"}
 
 
 def test_the_digest_is_of_what_changes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.reading import Reading
+from patchloom.data.sources.corrections import read_corrections
+from patchloom.data.sources.source import find_source
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inference.classifier import load
 from patchloom.inference.index import open_index
@@ -27,15 +31,20 @@ from patchloom.report.sections import (
     mistake_section,
     table_section,
 )
+from patchloom.runs.out_of_fold import OutOfFold
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.classification.ranked_page import write_ranked
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.images.look_page import look_at, write_look_page
 from patchloom.tasks.report import report_run
+from patchloom.training.auditing.audit import make_report
+from patchloom.training.auditing.audit_report import WorthLabeling
+from patchloom.training.auditing.page import write_audit_page
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import Sweep, rows_of
 from tests.small_runs import trained  # noqa: F401
+from tests.training.auditing.tinted import tinted_folders
 
 PHONE, SCREEN = 390, 1400
 
@@ -66,8 +75,32 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "check": folder / "check.html",
         "search": searched(trained, folder),
         "notebook": noted(trained, folder),
+        "audit": audited(folder, ["red", "green", "blue", "a, b"]),
         "ranked": write_ranked([str(trained / "a"), str(trained / "b")], str(trained / "data"), out=ranked).path,
     }
+
+
+def audited(folder: Path, classes: list[str]) -> Path:
+    """The page of an audit with an error, a conflict, an outlier and an unlabeled image."""
+    data = folder / "audited"
+    tinted_folders(data, classes, 3)
+    for name in classes[:2]:
+        Image.linear_gradient("L").save(data / name / "twin.png")
+    result = check(str(data), cache=False)
+    train = result.listings["train"]
+    keys = tuple(train.images.key(row) for row in train.rows.tolist())
+    p = np.full((len(keys), len(classes)), 0.1 / (len(classes) - 1), np.float32)
+    p[np.arange(len(keys)), np.roll(train.labels, 1)] = 0.9
+    distances = np.ones(len(keys), np.float32)
+    distances[-1] = 40
+    predictions = OutOfFold(train.names, ("0",), keys, train.labels, np.ones(len(keys), np.int64), p, distances)
+    report = make_report(str(data), folder, predictions, result, frozenset())
+    assert report.wrong_labels
+    assert report.conflicts
+    assert report.outliers
+    unlabeled = WorthLabeling(str(data / classes[0] / "twin.png"), classes[-1], 0.3, 0.9)
+    write_audit_page(folder / "audit.html", replace(report, unlabeled=(unlabeled,)))
+    return folder / "audit.html"
 
 
 def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
@@ -90,7 +123,9 @@ def noted(trained: Path, folder: Path) -> Path:  # noqa: F811
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search", "ranked", "notebook"])
+@pytest.mark.parametrize(
+    "name", ["report", "attention", "comparison", "look", "check", "search", "ranked", "notebook", "audit"]
+)
 def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Path], browser: Any) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     faults: list[str] = []
@@ -160,11 +195,12 @@ def many(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ]
     rows = rows_of([run.setting for run in runs], runs)
     write_sweep_page(Sweep(folder, rows, {place + str(i): run for i, run in enumerate(runs)}, "top1"))
-    return {name: folder / f"{name}.html" for name in ("report", "look", "comparison", "sweep")}
+    audited(folder, MANY)
+    return {name: folder / f"{name}.html" for name in ("report", "look", "comparison", "sweep", "audit")}
 
 
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("name", ["report", "look", "comparison", "sweep"])
+@pytest.mark.parametrize("name", ["report", "look", "comparison", "sweep", "audit"])
 def test_long_names_of_many_classes_are_not_cut_off(name: str, width: int, many: dict[str, Path], browser: Any) -> None:
     """Neither the page nor its text is wider than the screen; wide tables of numbers may scroll."""
     page = browser.new_page(viewport={"width": width, "height": 900})
@@ -190,4 +226,41 @@ def test_long_names_of_many_classes_are_not_cut_off(name: str, width: int, many:
     )
     assert outside == []
     assert page.evaluate("document.documentElement.scrollHeight") < 40_000
+    page.close()
+
+
+def test_decisions_on_the_audit_page_become_corrections(tmp_path: Path, browser: Any) -> None:
+    path = audited(tmp_path, ["red", "green", "blue", "a, b"])
+    page = browser.new_page(viewport={"width": SCREEN, "height": 900}, accept_downloads=True)
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(path.as_uri())
+    cards = page.locator("#wrong .item")
+    keys = [card.locator(".file").inner_text().replace("\n", "") for card in cards.all()]
+    cards.nth(0).get_by_role("button", name="Keep").click()
+    cards.nth(1).get_by_role("button", name="Drop").click()
+    cards.nth(2).locator("select").focus()
+    cards.nth(2).locator("select").select_option("a, b")
+    cards.nth(3).focus()
+    page.keyboard.press("r")  # and on to the next card
+    page.keyboard.press("d")
+    page.keyboard.press("u")  # not that one
+    assert page.locator("#counts").inner_text().startswith("2 relabel · 1 drop · 1 keep")
+    suggestion = cards.nth(3).locator("select").input_value()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save").click()
+    download.value.save_as(tmp_path / "corrections.csv")
+    read = {one.path: (one.action, one.label) for one in read_corrections(tmp_path / "corrections.csv").values()}
+    decided = [("keep", ""), ("drop", ""), ("relabel", "a, b"), ("relabel", suggestion)]
+    assert read == dict(zip(keys, decided, strict=False))
+    assert find_source(tmp_path / "audited", reading=Reading(corrections=tmp_path / "corrections.csv"))
+    page.reload()  # the browser remembers
+    assert page.locator("#counts").inner_text().startswith("2 relabel · 1 drop · 1 keep")
+    assert cards.nth(1).get_by_role("button", name="Drop").get_attribute("aria-pressed") == "true"
+    cards.nth(1).get_by_role("button", name="Drop").click()  # again: undecided
+    assert page.locator("#counts").inner_text().startswith("2 relabel · 0 drop · 1 keep")
+    page.get_by_role("button", name="Accept").click()
+    assert " 0 undecided" not in page.locator("#counts").inner_text()  # an outlier has no suggestion
+    assert faults == []
     page.close()

@@ -12,6 +12,7 @@ from PIL import Image
 import patchloom
 from patchloom.engine.signals import Stopped
 from patchloom.evaluation.intervals import student
+from patchloom.runs.config import read_recipe
 from patchloom.runs.out_of_fold import FILE, load_out_of_fold, save_out_of_fold
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.run_metadata import read_run_metadata
@@ -115,6 +116,16 @@ def test_a_stopped_cross_validation_continues_to_the_same_predictions(
     cross_validate(place / "data", tmp_path / "folds")
     assert begun == ["1/3", "2/3", "2/3", "3/3"]
     assert (tmp_path / "folds" / FILE).read_bytes() == (place / "folds" / FILE).read_bytes()
+
+
+def test_more_epochs_continue_the_folds_and_renew_their_predictions(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "folds", tmp_path / "folds")
+    before = load_out_of_fold(tmp_path / "folds")
+    cross_validate(place / "data", tmp_path / "folds", epochs=2)
+    after = load_out_of_fold(tmp_path / "folds")
+    assert [read_recipe(tmp_path / "folds" / f"fold-{fold}").schedule.epochs for fold in (1, 2, 3)] == [2, 2, 2]
+    assert not set(before.weights) & set(after.weights)
+    assert before.keys == after.keys
 
 
 def test_damaged_predictions_are_noticed_and_written_again(place: Path, tmp_path: Path) -> None:

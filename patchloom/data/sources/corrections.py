@@ -84,16 +84,17 @@ def correct(source: Source, file: Path) -> Source:
     Raises DataError with the line number for images and classes that the source does not have.
     """
     corrections = read_corrections(file)
-    known = {canonical(name): name for listing in source.listings.values() for name in listing.names}
+    classes = {canonical(name): name for listing in source.listings.values() for name in listing.names}
+    known = {form: name for plain, name in classes.items() for form in (plain, table_cell(plain))}
     for one in corrections.values():
         if one.action == "relabel" and canonical(one.label) not in known:
-            hint = nearest(one.label, list(known)) or f" The classes are {name_some(sorted(known))}"
+            hint = nearest(one.label, list(classes)) or f" The classes are {name_some(sorted(classes))}"
             raise _wrong(file, one.line, f"{source.name} has no class {one.label!r}.{hint}")
     used: set[str] = set()
     changed = {split: _corrected(listing, corrections, known, used) for split, listing in source.listings.items()}
     for one in corrections.values():
         if one.path not in used and not source.is_part:  # a val or test folder by itself has only some images
-            example = next(iter(_names(source.train, 0))) if len(source.train) else ""
+            example = _names(source.train, 0)[0] if len(source.train) else ""
             raise _wrong(
                 file, one.line, f"{source.name} has no image {one.path!r}; expected a name such as {example!r}"
             )
@@ -130,12 +131,14 @@ def _corrected(
     return replace(listing, rows=listing.rows[remaining], labels=labels[remaining], names=tuple(names))
 
 
-def _names(listing: Listing, position: int) -> Iterator[str]:
-    """Yield the names under which a file may list an image: key and path, each also as in a table."""
+def listed_names(key: str, where: str) -> tuple[str, ...]:
+    """Return the names under which a file may list an image: its key and path, each also as in a table."""
+    return key, where, table_cell(key), table_cell(where)
+
+
+def _names(listing: Listing, position: int) -> tuple[str, ...]:
     row = int(listing.rows[position])
-    for name in (listing.images.key(row), listing.images.where(row)):
-        yield name
-        yield table_cell(name)
+    return listed_names(listing.images.key(row), listing.images.where(row))
 
 
 def _rows(text: str, file: Path) -> Iterator[tuple[int, list[str]]]:

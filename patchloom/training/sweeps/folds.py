@@ -1,6 +1,7 @@
 """`train --folds K`: cross-validation, one ordinary run per fold, and the predictions for the images of each fold."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from patchloom.inference.evaluations import embed_on
 from patchloom.machine import device_kind, resolve_device
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.report.page import write_page
+from patchloom.runs.config import read_recipe
 from patchloom.runs.out_of_fold import FILE as OUT_OF_FOLD
 from patchloom.runs.out_of_fold import OutOfFold, load_out_of_fold, save_out_of_fold
 from patchloom.tasks.classification import TASK as CLASSIFICATION
@@ -134,7 +136,7 @@ def train_folds(
         raise UsageError(f"--folds divides images, and {settings.data_text} is learned as {task.name}")
     folder, runs, vals = _plan(replace(settings, device=device), device)
     done, note = read_results(folder)
-    state = FoldsState(folder, runs, {run.name: done[run.name] for run in runs if run.name in done})
+    state = FoldsState(folder, runs, {run.name: done[run.name] for run in runs if _is_done(folder, run, done)})
     say(f"folds      {state.counts()}")
     if note:
         say(f"note: {note}")
@@ -158,7 +160,16 @@ def train_folds(
             f"{100 * LEVEL:.0f} % interval of the mean {_number(low)} … {_number(high)}"
         )
     say(f"{result.page}")
+    if vals and not result.failed:
+        data, place = shlex.quote(settings.data_text), shlex.quote(str(folder))
+        say(f"Next: patchloom audit {data}{settings.reading.options()} --folds-run {place}")
     return result
+
+
+def _is_done(folder: Path, run: SweepRun, done: Mapping[str, RunResult]) -> bool:
+    """Return whether a run has a result; not if it is to be trained for more epochs than it was."""
+    before = read_recipe(folder / run.name)
+    return run.name in done and before is not None and before.schedule.epochs == run.recipe.schedule.epochs
 
 
 class FoldsState(SweepState):
@@ -228,6 +239,11 @@ def _means(metric: str, runs: Sequence[RunResult]) -> Iterator[tuple[str, float]
             yield from ((f"{name}_std", float(np.std(values, ddof=1))), (f"{name}_low", low), (f"{name}_high", high))
 
 
+def fold_folders(folder: Path, folds: int) -> list[Path]:
+    """Return the run folder of each fold."""
+    return [folder / f"fold-{number}" for number in range(1, folds + 1)]
+
+
 def _refuse_incompatible(settings: TrainingSettings) -> None:
     assert settings.folds is not None
     if not MIN_FOLDS <= settings.folds <= MAX_FOLDS:
@@ -267,13 +283,13 @@ def _plan_in(folder: Path, settings: TrainingSettings, device: str) -> tuple[lis
     time = f"{total_s / folds:g}s" if total_s else None
     runs, vals = [], []
     for fold in range(1, folds + 1):
-        name = f"fold-{fold}"
-        own = replace(settings, folds=None, val=f"{fold}/{folds}", time=time, out=str(folder / name))
+        place = fold_folders(folder, folds)[fold - 1]
+        own = replace(settings, folds=None, val=f"{fold}/{folds}", time=time, out=str(place))
         plan = make_plan(own, device)
         assert isinstance(plan, ImagePlan)
         if settings.out is None and plan.record is not None:
             refuse_fewer_options(plan.folder, plan.record)
-        runs.append(SweepRun(settings.data_text, {FOLD: fold}, name, own, plan.recipe, updates_of(plan)))
+        runs.append(SweepRun(settings.data_text, {FOLD: fold}, place.name, own, plan.recipe, updates_of(plan)))
         vals += [plan.splits.val] if plan.task is CLASSIFICATION else []
     return runs, vals
 
