@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from patchloom.data.sources.specs import split_specs
 from patchloom_runtime.errors import UsageError
 
 
@@ -111,6 +110,8 @@ class JsonList:
 
 def refuse_inside(target: Path, *data: str, what: str = "page") -> None:
     """Raise UsageError if a file that a command writes would lie in the data, which are never written to."""
+    from patchloom.data.sources.specs import split_specs
+
     for part in [part for one in data if one for part in split_specs(one)]:
         folder = Path(part).expanduser()
         if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
