@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes with two wrong labels in train; a copy between train and test, and a copy with another label."""
     root = tmp_path_factory.mktemp("audit")
     truth = tinted_folders(root / "data" / "train", CLASSES, 18, wrong=2)
-    tinted_folders(root / "data" / "test", CLASSES, 2)
+    tinted_folders(root / "data" / "test", CLASSES, 2, first=50)
     pixels = np.linspace(0, 255, 16)[None, :, None] * np.ones((16, 1, 3))
     Image.fromarray(pixels.astype(np.uint8)).save(root / "data" / "train" / "red" / "x.png")
     shutil.copy(root / "data" / "train" / "red" / "x.png", root / "data" / "train" / "green" / "x-again.png")

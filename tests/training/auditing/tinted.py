@@ -20,13 +20,16 @@ def tinted(place: Path, tint: int, of: int, number: int) -> None:
     Image.fromarray((color + noise).astype(np.uint8)).save(place)
 
 
-def tinted_folders(root: Path, classes: Sequence[str], images: int, wrong: int = 0) -> dict[str, str]:
-    """Write class folders and return the true class of each of the `wrong` images that lie in the next folder."""
+def tinted_folders(root: Path, classes: Sequence[str], images: int, wrong: int = 0, first: int = 0) -> dict[str, str]:
+    """Write class folders and return the true class of each of the `wrong` images that lie in the next folder.
+
+    Images are numbered from `first`; those of equal numbers are equal.
+    """
     truth = {}
     for tint, name in enumerate(classes):
-        for number in range(images):
+        for number in range(first, first + images):
             other = classes[(tint + 1) % len(classes)]
-            is_wrong = tint < wrong and number == 0
+            is_wrong = tint < wrong and number == first
             key = f"{other if is_wrong else name}/{name}-{number}.png"
             tinted(root / key, tint, len(classes), number)
             if is_wrong:
