@@ -21,7 +21,8 @@ from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.evaluation.feature_distances import entropies, uncertain_and_diverse
 from patchloom.evaluation.label_errors import find_label_errors
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import EvaluationSettings, embed_on
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import embed_on
 from patchloom.machine import device_kind, resolve_device
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.out_of_fold import OutOfFold, load_out_of_fold
