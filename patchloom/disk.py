@@ -27,6 +27,7 @@ from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceEr
 
 # System, process, its start time, random digits; earlier versions had only the last.
 _LEFTOVER = re.compile(r"\..+?\.(?:([0-9a-f]{8})-([0-9]{1,9})-([0-9]{1,19})\.)?[0-9a-f]{16}\.tmp", re.DOTALL)
+_PROCESS = re.compile(r"([0-9a-f]{8})-([0-9]{1,9})-([0-9]{1,19})")  # from `this_process`
 # Age at which a leftover is removed whose process cannot be looked up: a running writer changes its file sooner.
 _UNNAMED_AFTER_S, _ELSEWHERE_AFTER_S = 600.0, 86_400.0
 _ROOM_BYTES = 1 << 20  # a disk with less space counts as full
@@ -104,10 +105,24 @@ def temporary_path(path: Path) -> Path:
         _swept.add(folder)
         with suppress(OSError):
             remove_leftovers(path.parent)
-    process = os.getpid()
-    owner = f"{_system()}-{process}-{_start_time(process) or 0}"
     # Shorten the name: with the suffix it must still be valid for the file system.
-    return path.with_name(f".{path.name[:40]}.{owner}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name[:40]}.{this_process()}.{secrets.token_hex(8)}.tmp")
+
+
+def this_process() -> str:
+    """Return an id of this process that no other process has, also on other systems and after a restart."""
+    process = os.getpid()
+    return f"{_system()}-{process}-{_start_time(process) or 0}"
+
+
+def process_is_running(process: str | int) -> bool | None:
+    """Return whether a process is running, from `this_process` or its number; None if it is of another system."""
+    if isinstance(process, int):
+        return _is_running(process, _start_time(process) or 0) and _start_time(process) != 0
+    match = _PROCESS.fullmatch(process)
+    if match is None:
+        return False
+    return _is_running(int(match[2]), int(match[3])) if match[1] == _system() else None
 
 
 @cache

@@ -167,6 +167,7 @@ class _Loop:
 
     def set_mode(self) -> None:
         """Return to training mode after an evaluation."""
+        self.run.records.doing("training")
         self.forward.train()
         if self.run.eval_mode:
             self.run.model.eval()
@@ -191,6 +192,7 @@ class _Loop:
     def evaluate(self, epoch: int, caught: CaughtSignal) -> None:
         """Evaluate after `epoch`. If that fails or is interrupted, save the run as it was before the evaluation."""
         alone, before = self.run.processes.world == 1, self.progress.epoch
+        self.run.records.doing("evaluating")
         try:
             self.progress.epoch = epoch
             # With several ranks, all would have to abort together.
@@ -311,6 +313,7 @@ class _Loop:
         """Call the run's `after_epoch`, which, like an evaluation, must not affect training."""
         run = self.run
         if run.after_epoch:
+            run.records.doing("finishing the epoch")
             run.model.eval()
             with torch.no_grad(), run.processes.rng_preserved():
                 run.after_epoch(run.model, self.progress.epoch)
@@ -321,6 +324,7 @@ class _Loop:
         run = self.run
         if not run.processes.from_main(run.saver is not None):
             return False
+        run.records.doing("saving")
         self.selection.save_weights()
         snapshot = capture(run, self.progress)
         if run.saver and run.processes.is_main:

@@ -12,6 +12,8 @@ from patchloom.engine.display import Display, Status
 from patchloom.engine.trackers import Record, Tracker
 from patchloom_runtime.errors import first_line
 
+ENDED = "ended"  # the activity of a training that has closed its records: it has finished, or saved and stopped
+
 
 class Sink(Protocol):
     """A destination for records."""
@@ -29,6 +31,13 @@ class Sink(Protocol):
         """Flush and close."""
 
 
+class StatusSink(Protocol):
+    """A place where others can read what the run is doing."""
+
+    def write(self, activity: str, status: Status | None = None) -> None:
+        """Store the activity, and the newest status if there is one."""
+
+
 class Records:
     """All sinks, trackers and the display as one. A tracker that fails is dropped with a warning."""
 
@@ -38,18 +47,25 @@ class Records:
         display: Display | None = None,
         restore: Callable[[], str] | None = None,
         trackers: Mapping[str, Tracker] | None = None,
+        status: StatusSink | None = None,
     ) -> None:
         self._sinks, self._display, self._restore = sinks, display, restore
-        self._trackers = dict(trackers or {})
+        self._trackers, self._status = dict(trackers or {}), status
         self.wants_save = False  # the folder was recreated and has no checkpoint yet
 
     @property
     def has_display(self) -> bool:
-        """Return whether `tick` is displayed."""
-        return self._display is not None
+        """Return whether `tick` is displayed, here or by `patchloom watch`."""
+        return self._display is not None or self._status is not None
+
+    def doing(self, activity: str) -> None:
+        """Store what the run does next, for `patchloom watch`."""
+        if self._status:
+            self._status.write(activity)
 
     def begin(self, count: int, notes: Sequence[str] = ()) -> int:
         """Start, or continue after the first `count` records. Return how many of them every sink still has."""
+        self.doing("starting")
         left = min([count, *(sink.begin(count) for sink in self._sinks)])
         self._show(lambda display: display.begin())
         self._track(lambda tracker: tracker.begin(resumed=count > 0))
@@ -78,6 +94,8 @@ class Records:
     def tick(self, status: Status) -> None:
         """Show the progress."""
         self._show(lambda display: display.tick(status))
+        if self._status:
+            self._status.write("training", status)
 
     def note(self, text: str) -> None:
         """Show a line of text."""
@@ -88,6 +106,7 @@ class Records:
         for sink in self._sinks:
             sink.close()
         self._track(lambda tracker: tracker.close())
+        self.doing(ENDED)
         self._show(lambda display: display.close())
 
     def _track(self, what: Callable[[Tracker], None]) -> None:

@@ -120,7 +120,7 @@ def write_report(path: str | Path, report: Report) -> None:
         summary=report.summary,
         weights={"ema": "EMA weights", "average": "average of epochs"}.get(report.summary.weights, ""),
         facts=_facts(report.summary),
-        curves=_curve_charts(report.records, {**LOSS, **report.charts, **RATE}),
+        curves=curve_charts(report.records, {**LOSS, **report.charts, **RATE}),
         trained_on=report.trained_on,
         sections=report.sections,
         chosen=_grouped([RecipeRow(*row) for row in report.recipe if row[2] != "default"]),
@@ -163,7 +163,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
-def _curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[tuple[str, Markup]]:
+def curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[tuple[str, Markup]]:
     """Return the charts (title, SVG) that the records have values for."""
     unit, steps = steps_per_unit(records)
     drawn = {

@@ -214,8 +214,13 @@ def epochs_begun(folder: Path) -> int:
 
 def lines_written(folder: Path) -> int:
     """Return the number of lines in `metrics.jsonl` at the newest readable checkpoint; 0 without a checkpoint."""
-    values = _newest_state(folder)
-    return values["progress"].get("records", 0) if values else 0
+    return int(newest_progress(folder).get("records", 0))
+
+
+def newest_progress(folder: Path) -> dict[str, Any]:
+    """Return the fields of `Progress` in the newest readable checkpoint; empty without a checkpoint."""
+    progress: dict[str, Any] = _newest_state(folder).get("progress", {})
+    return progress
 
 
 def _newest_state(folder: Path) -> dict[str, Any]:

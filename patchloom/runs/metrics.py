@@ -9,6 +9,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 
 from patchloom.disk import atomic_write, disk_errors
@@ -16,8 +17,9 @@ from patchloom.engine.display import make_display
 from patchloom.engine.records import Records, Sink
 from patchloom.engine.trackers import TRACKERS, Record, check_trackers
 from patchloom.runs.checkpoints import lines_written
+from patchloom.runs.status import StatusFile
 from patchloom_runtime.errors import CheckpointError
-from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
+from patchloom_runtime.untrusted import check_shape, open_plain, parse_json, read_plain
 
 METRICS = "metrics.jsonl"
 MOST_BYTES, MOST_OF_LINE = 1 << 28, 1 << 20  # a year of training writes less
@@ -89,6 +91,34 @@ class MetricsFile:
         self._file.close()
         atomic_write(self.path, contents)
         self._open()
+
+
+class MetricsTail:
+    """The records of a file that another process may be writing or replacing. Each update reads what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[Record] = []
+        self._start, self._last = 0, b""  # where the last whole line begins, and its bytes
+
+    def update(self) -> None:
+        """Read the lines that were added. A resumed run replaces the file, which is then read from its beginning."""
+        try:
+            with open_plain(self.path) as file:
+                self._read(file)
+        except OSError:  # not written yet, removed, or replaced by something else
+            self.records, self._start, self._last = [], 0, b""
+
+    def _read(self, file: FileIO) -> None:
+        file.seek(self._start)
+        if file.read(len(self._last)) != self._last:
+            self.records, self._start, self._last = [], 0, b""
+            file.seek(0)
+        *lines, _ = file.read(MOST_BYTES).split(b"\n")  # the last one is unfinished
+        for line in lines:
+            self._start, self._last = self._start + len(self._last), line + b"\n"
+            if (record := _record(line)) is not None:
+                self.records.append(record)
 
 
 def read_metrics(path: Path, kept: int | None = None) -> list[Record]:
@@ -185,4 +215,5 @@ def open_records(
     check_trackers(trackers)
     sinks: list[Sink] = [MetricsFile(folder / METRICS)] if folder else []
     trackers_by_name = {name: TRACKERS[name](folder) for name in trackers} if folder else {}
-    return Records(sinks, make_display(), restore, trackers_by_name)
+    status = StatusFile(folder) if folder else None
+    return Records(sinks, make_display(), restore, trackers_by_name, status)

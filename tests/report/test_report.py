@@ -206,7 +206,7 @@ def chart_points(svg: str, color: int) -> list[tuple[float, float]]:
 
 
 def test_records_become_points_in_epochs():
-    charts = dict(module._curve_charts(RECORDS, CHARTS))
+    charts = dict(module.curve_charts(RECORDS, CHARTS))
     assert list(charts) == list(CHARTS)
     loss, top1, rate = charts.values()
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -225,10 +225,10 @@ def test_records_become_points_in_epochs():
 
 
 def test_records_without_an_evaluation_are_counted_in_steps():
-    charts = dict(module._curve_charts([record(4, 0, "train", loss=1.0), record(8, 0, "train", loss=2.0)], CHARTS))
+    charts = dict(module.curve_charts([record(4, 0, "train", loss=1.0), record(8, 0, "train", loss=2.0)], CHARTS))
     assert list(charts) == ["Loss"]
     assert "step 4" in charts["Loss"]
-    assert module._curve_charts([{"kind": "train"}, {}], CHARTS) == []
+    assert module.curve_charts([{"kind": "train"}, {}], CHARTS) == []
 
 
 def test_a_part_of_an_epoch_does_not_stretch_the_axis():
@@ -242,7 +242,7 @@ def test_lines_break_where_a_value_is_missing():
     assert re.sub(r"[\d. ]", "", path) == "MLML"
     assert svg.count("<circle") == 4
     assert "nan" not in svg
-    null = dict(module._curve_charts([record(1, 0, "train", loss=1.0), record(2, 0, "train", loss=None)], CHARTS))
+    null = dict(module.curve_charts([record(1, 0, "train", loss=1.0), record(2, 0, "train", loss=None)], CHARTS))
     assert null["Loss"].count("<circle") == 1
 
 
