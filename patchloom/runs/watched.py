@@ -118,9 +118,8 @@ class WatchedRun:
 
 def _state_of(folder: Path, status: dict[str, Any], *, has_records: bool) -> tuple[str, str, str]:
     """Return state, activity and the reason of the end."""
-    if status and _is_running(status):
-        activity = status["activity"]
-        return "running", "writing the report" if activity == ENDED else activity, ""
+    if status and status["activity"] != ENDED and _is_running(status):
+        return "running", status["activity"], ""
     if _is_starting(folder, status):
         return "starting", "", ""
     ended = newest_progress(folder).get("ended", "")

@@ -15,6 +15,7 @@ from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
+from patchloom.engine.records import ENDED
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.engine.trackers import check_trackers
@@ -223,7 +224,11 @@ def _train_and_report(
     if processes.is_main:
         for line in [*filter(None, [restore()]), *_unreadable_since(run, plan)]:
             say(line)
+        if not had_ended:
+            run.records.doing("writing the report")
         metrics = _report(plan, run, outcome, None if had_ended else seconds, say)
+        if not had_ended:
+            run.records.doing(ENDED)
     return TrainingResult(
         folder,
         outcome,

@@ -293,6 +293,8 @@ def records() -> Files:
     yield "clusters.json", b"[0, 1]"
     yield "fetched.json", json.dumps({"url": "https://a/b.pth", "mark": '"1-2"'}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()
+    status = {"process": "0123abcd-1-2", "at": 1.5, "activity": "training", "step": 3, "values": {"loss": 0.5}}
+    yield "status.json", json.dumps(status).encode()
     progress = {"step": 4, "epoch": 1, "best": 0.5, "best_weights": "model", "ended": ""}
     state = {"progress": progress, "steps_per_epoch": 4, "averaged": 0.0, "world": 1, "scaler": None}
     yield "state.json", json.dumps(state | {"optimizer": {"kind": "AdamW", "plain": {}}}).encode()

@@ -53,12 +53,13 @@ from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
 from patchloom.runs.locate import _is_current
-from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
+from patchloom.runs.metrics import MetricsFile, MetricsTail, damaged_lines, read_metrics
 from patchloom.runs.out_of_fold import load_out_of_fold
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
 from patchloom.runs.race import race_choices, read_race
 from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.runs.status import read_status
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -353,6 +354,9 @@ def _metrics(folder: Path) -> None:
     path = folder / "metrics.jsonl"
     read_metrics(path)
     damaged_lines(path)
+    tail = MetricsTail(path)
+    tail.update()
+    assert len(tail.records) <= len(read_metrics(path))
     metrics = MetricsFile(path)
     metrics.begin(3)
     metrics.write({"step": 1, "epoch": 1, "kind": "train", "weights": "model", "values": {"loss": 0.5}, "time": {}})
@@ -544,6 +548,7 @@ TARGETS: dict[str, Target] = {
         ("json",),
         (
             Reader("run.json", read_run_metadata),
+            Reader(".status.json", read_status),
             Reader("data.json", read_provenance),
             Reader("race.json", read_race),
             Reader("race.json", race_choices),
