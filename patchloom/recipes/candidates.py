@@ -1,8 +1,9 @@
 """Candidates of the automatic recipe, which a race compares on held-out training images.
 
-A candidate is a set of recipe changes with a label. The first one is the automatic recipe itself, the others follow in
-the order in which they are worth trying: a short race has only the first few. The rows for CPUs were chosen on held-out
-training images of several datasets (benchmarks/LOG.md, "Candidates"; benchmarks/candidates.py repeats it).
+A candidate is a set of recipe changes with a label. They are in the order in which they are worth trying: a short race
+has only the first few. Rows from scratch state their augmentation, which the automatic recipe chooses by the number of
+epochs. The rows for CPUs were chosen on held-out training images of several datasets (benchmarks/LOG.md, "Candidates";
+benchmarks/candidates.py repeats it).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from patchloom.recipes.schema import Recipe
 from patchloom.recipes.small_images import fit_to_32_pixels
 
 WEAK = {"augment.policy": "none", "augment.mixup": 0.0, "augment.cutmix": 0.0}
+MILD = {"augment.policy": "three_augment", "augment.mixup": 0.2, "augment.cutmix": 0.0}
 
 
 class Candidate(NamedTuple):
@@ -37,27 +39,27 @@ def narrowed(rows: Iterable[Candidate], fixed: Sequence[str]) -> list[Candidate]
 
 def classification_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """Return the candidates for classes of whole images."""
-    return _networks(recipe, facts) + (UNEVEN_CLASSES if recipe.balance.logit_adjustment else [])
+    rows = _networks(recipe, facts)
+    return rows + (UNEVEN_CLASSES if rows and recipe.balance.logit_adjustment else [])
 
 
 def _networks(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """Return networks, augmentation strengths and learning rates."""
     own, size = recipe.model.name, recipe.model.image_size
-    default = Candidate(own, {})
+    if facts.pretrained and facts.device == "cpu":  # a trial would take a good part of the run
+        return []
     if facts.pretrained:
-        if facts.device == "cpu":  # a trial would take a good part of the run
-            return [default]
-        mild = {"augment.policy": "three_augment", "augment.mixup": 0.2}
         rates = [Candidate(f"learning rate {text}", {"optim.lr": recipe.optim.lr * by}) for text, by in RATES]
-        return [default, *rates, Candidate("mild augmentation", mild)]
-    if size < TINY_PIXELS:  # digits and letters: a few seconds are enough for any of them
-        return [default]
-    weak = Candidate(f"{own}, weak augmentation", WEAK)
+        return [Candidate(own, {}), *rates, Candidate("mild augmentation", MILD)]
+    if size < TINY_PIXELS:  # digits and letters: a few seconds are enough for any network
+        return []
+    mild = MILD if size >= SMALL_PIXELS else {**MILD, "augment.policy": "trivial"}
+    rows = [Candidate(f"{own}, weak augmentation", WEAK), Candidate(f"{own}, mild augmentation", mild)]
     if facts.device == "cpu":
-        return [default, *SMALL_ON_CPU, weak] if size < SMALL_PIXELS else [default, weak, *LARGE_ON_CPU]
+        return [*SMALL_ON_CPU, *rows] if size < SMALL_PIXELS else [*rows, *LARGE_ON_CPU]
     options = {name: fit_to_32_pixels(name) if size < SMALL_PIXELS else {} for name in ON_GPU}
     others = [Candidate(f"{name}, weak augmentation", _network(name, options[name])) for name in ON_GPU if name != own]
-    return [default, *others, weak]
+    return [*others[:1], *rows, *others[1:]]
 
 
 def segmentation_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:

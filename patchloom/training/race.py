@@ -40,7 +40,7 @@ from patchloom_runtime.errors import CheckpointError, NumericalError
 
 SHARE = 0.2  # of the time of a run, at most
 LEAST_TIME_S = 90.0  # of a run; in less, the trials would say little
-LEAST_TRIAL_S = 8.0  # of the race per candidate; in less time, fewer candidates take part
+LEAST_TRIAL_S = 20.0  # of the race per candidate; in less time, fewer candidates take part
 LEAST_IMAGES = 200  # to train on
 LEAST_STEPS = 8  # of a trial
 HELD_OUT, MOST_HELD_OUT = 0.2, 1_000  # share and number of training images

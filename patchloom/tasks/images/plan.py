@@ -243,7 +243,7 @@ class ImagePlanner:
         return classification_candidates(plan.recipe, plan.opened.facts())
 
     def candidates(self, plan: ImagePlan) -> list[Candidate]:
-        """Return the candidates that differ in fields which the user has not set, the default first."""
+        """Return the candidates that differ in fields which the user has not set."""
         if not isinstance(plan.splits.train, LabeledImages):  # its rows cannot be held out
             return []
         settings, fixed = plan.settings, list(plan.settings.recipe_changes())
