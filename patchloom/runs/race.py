@@ -17,6 +17,7 @@ _SHAPE = {
     "train": int,
     "held_out": int,
     "metric": str,
+    "lower_is_better": bool,
     "candidates": list[dict[str, Any]],
     "trials": list[dict[str, Any]],
     "winner": str,
@@ -58,6 +59,7 @@ class Race:
     candidates: list[RaceCandidate] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     winner: str = ""  # once it is decided
+    lower_is_better: bool = False
 
     def row(self, name: str) -> RaceCandidate:
         """Return a candidate by name."""
@@ -84,7 +86,7 @@ def read_race(folder: Path) -> Race | None:
         for row in rows:
             refuse_shape(row, shape, path)
     race = Race(
-        **{name: values[name] for name in ("key", "train", "held_out", "metric", "winner")},
+        **{name: values[name] for name in ("key", "train", "held_out", "metric", "winner", "lower_is_better")},
         candidates=[RaceCandidate(**{key: row[key] for key in _CANDIDATE}) for row in values["candidates"]],
         trials=[Trial(**{key: row[key] for key in _TRIAL}) for row in values["trials"]],
     )

@@ -45,6 +45,7 @@ LEAST_IMAGES = 200  # to train on
 LEAST_STEPS = 8  # of a trial
 HELD_OUT, MOST_HELD_OUT = 0.2, 1_000  # share and number of training images
 MEASURING_SHARE = 0.2  # of the race
+START_UP = 0.5  # share of the least time that must be left after the data were read
 OVERRUN = 2.0  # a race that takes this many times as long as planned, on a busy machine, ends early
 EPOCHS = "schedule.epochs"
 
@@ -94,7 +95,7 @@ class _Race:
         """Measure the candidates and fix the updates of their trials. Return False if there is too little time."""
         begun, plan = clock.perf_counter(), self._plan
         time_s = plan.time_s - (begun - started) if plan.time_s else self._default_s()
-        if time_s < LEAST_TIME_S and not plan.time_s:
+        if time_s < LEAST_TIME_S * (START_UP if plan.time_s else 1.0):
             return False
         race_s = SHARE * time_s
         rows = candidates[: max(2, int(race_s / LEAST_TRIAL_S))]
@@ -146,9 +147,9 @@ class _Race:
                 assert done is not None
                 score = "diverged" if done.score is None else f"{state.metric} {done.score:5.1f}"
                 self._say(f"           {name:{width}}  {score} after {done.steps:,} steps")
-            done_now = [trial for trial in state.trials if trial.round == number]
-            racing = ranked(done_now, [row.name for row in state.candidates], state.held_out)[: _survivors(len(racing))]
-            state.winner = racing[0] if racing else state.candidates[0].name
+            best = ranked(state, number)
+            racing = best[: _survivors(len(racing))] or [state.candidates[0].name]
+        state.winner = racing[0]
         self._save()
         self._say(f"           winner: {state.winner}")
 
@@ -169,7 +170,7 @@ class _Race:
         plan = self._trial_plan.task.training.with_choices(self._trial_plan, _choices(row.changes))
         run, _, _ = make_run(uncompiled(plan), self._processes, silent, self._stores)
         try:
-            self.state.metric = run.metric or ""
+            self.state.metric, self.state.lower_is_better = run.metric or "", run.lower_is_better
             return measure(run, most_s=most_s), run.loader.steps_per_epoch
         finally:
             release(run)
@@ -219,19 +220,23 @@ def rounded_steps(steps: float) -> int:
     return power + power // 2 if steps >= 1.5 * power else power
 
 
-def ranked(trials: Sequence[Trial], order: Sequence[str], images: int) -> list[str]:
-    """Return the names from best to worst. Scores in percent within one standard error of the best count as equal.
+def ranked(race: Race, number: int) -> list[str]:
+    """Return the candidates of a round from best to worst, without those that diverged.
 
-    Of equals the one that comes first in `order` is better.
+    Scores in percent within one standard error of the best count as equal: the first of the table is then better.
     """
-    left = sorted((trial for trial in trials if trial.score is not None), key=lambda trial: -(trial.score or 0.0))
+    order = [row.name for row in race.candidates]
+    sign = -1.0 if race.lower_is_better else 1.0
+    scores = {
+        trial.name: sign * trial.score for trial in race.trials if trial.round == number and trial.score is not None
+    }
     names: list[str] = []
-    while left:
-        best = left[0].score or 0.0
-        close = [trial for trial in left if (trial.score or 0.0) >= best - standard_error(best, images)]
-        first = min(close, key=lambda trial: order.index(trial.name))
-        names.append(first.name)
-        left.remove(first)
+    while scores:
+        best = max(scores.values())
+        margin = 0.0 if race.lower_is_better else standard_error(best, race.held_out)
+        first = min((name for name, score in scores.items() if score >= best - margin), key=order.index)
+        names.append(first)
+        del scores[first]
     return names
 
 

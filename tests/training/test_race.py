@@ -14,6 +14,7 @@ from patchloom.runs.race import FILE, Race, RaceCandidate, Trial, read_race, wri
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.images.plan import ImagePlanner
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.segmentation.training import SegmentationPlanner
 from patchloom.tasks.verify import verify
 from patchloom.training import race
 from patchloom.training.race import candidates_of, ranked, rounded_steps, standard_error
@@ -48,7 +49,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
 
 def settings(**options: Any) -> TrainingSettings:
     own: dict[str, Any] = {"device": "cpu", "workers": 0, "time": "6s", "out": "run", "changes": TINY}
-    return TrainingSettings(data=(SHAPES,), **own | options)
+    return TrainingSettings(**{"data": (SHAPES,)} | own | options)
 
 
 def test_the_winner_is_trained_and_its_race_is_kept(raced: Callable[..., Any], tmp_path: Path) -> None:
@@ -87,8 +88,9 @@ def test_val_and_test_are_not_read(raced: Callable[..., Any], monkeypatch: pytes
     assert trial.splits.test is None
 
 
+@pytest.mark.parametrize("after", [2, 4])  # in the first and in the second round
 def test_a_killed_race_repeats_no_trial_and_picks_the_same(
-    raced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    raced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     whole = raced(out="whole")
     trials = 0
@@ -96,7 +98,7 @@ def test_a_killed_race_repeats_no_trial_and_picks_the_same(
 
     def killed(*arguments: Any) -> Any:
         nonlocal trials
-        if trials == 2:
+        if trials == after:
             raise KeyboardInterrupt
         trials += 1
         return original(*arguments)
@@ -106,15 +108,15 @@ def test_a_killed_race_repeats_no_trial_and_picks_the_same(
         raced(out="run")
     half = read_race(Path("run"))
     assert half is not None
-    assert (len(half.trials), half.winner) == (2, "")
+    assert (len(half.trials), half.winner) == (after, "")
     trials = -100
     raced(out="run")
     ended = read_race(Path("run"))
     full = read_race(whole.folder)
     assert ended is not None
     assert full is not None
-    assert trials == -100 + len(full.trials) - 2
-    assert ended.trials[:2] == half.trials
+    assert trials == -100 + len(full.trials) - after
+    assert ended.trials[:after] == half.trials
     assert [(trial.name, trial.score) for trial in ended.trials] == [(trial.name, trial.score) for trial in full.trials]
     assert ended.winner == full.winner
 
@@ -151,6 +153,17 @@ def test_a_raced_run_resumes_exactly(raced: Callable[..., Any], monkeypatch: pyt
 def _limited(run: Any) -> Any:
     run.time_limit_s = 0.0
     return run
+
+
+def test_masks_are_raced_over_as_well(raced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentationPlanner, "candidate_rows", lambda *_: ROWS[:2])
+    small = {"segment.channels": 8, "model.options.dim": 8, "model.options.depths": (1, 1, 1, 1)}
+    run = raced(data=("shapes:count=260,size=32",), task="segment", changes=small)
+    kept = read_race(run.folder)
+    assert kept is not None
+    assert kept.metric == "miou"
+    assert [(trial.round, trial.name) for trial in kept.trials] == [(0, "plain"), (0, "large steps")]
+    assert kept.winner
 
 
 def test_which_runs_have_a_race(raced: Callable[..., Any]) -> None:
@@ -190,17 +203,19 @@ def test_options_remove_a_dimension() -> None:
     assert narrowed(rows, ("model.", "optim.lr")) == [rows[0]]
 
 
-def trial(name: str, score: float | None) -> Trial:
-    return Trial(0, name, 8, score, None, 1.0)
+def of_scores(scores: dict[str, float | None], **more: Any) -> Race:
+    rows = [RaceCandidate(name, {}, 1, [8]) for name in scores]
+    trials = [Trial(0, name, 8, score, None, 1.0) for name, score in scores.items()]
+    return Race("key", 400, 100, "top1", rows, trials, **more)
 
 
 def test_scores_within_one_standard_error_are_equal() -> None:
     assert standard_error(50.0, 100) == pytest.approx(5.0)
     assert standard_error(0.0, 100) == 0.0
-    order = ["a", "b", "c"]
-    assert ranked([trial("a", 46.0), trial("b", 50.0)], order, 100) == ["a", "b"]
-    assert ranked([trial("a", 44.0), trial("b", 50.0)], order, 100) == ["b", "a"]
-    assert ranked([trial("a", 44.0), trial("b", None), trial("c", 60.0)], order, 100) == ["c", "a"]
+    assert ranked(of_scores({"a": 46.0, "b": 50.0}), 0) == ["a", "b"]
+    assert ranked(of_scores({"a": 44.0, "b": 50.0}), 0) == ["b", "a"]
+    assert ranked(of_scores({"a": 44.0, "b": None, "c": 60.0}), 0) == ["c", "a"]
+    assert ranked(of_scores({"a": 2.0, "b": 1.9}, lower_is_better=True), 0) == ["b", "a"]
 
 
 @pytest.mark.parametrize(("steps", "rounded"), [(0.5, 0), (1, 1), (5.9, 4), (6, 6), (7.9, 6), (8, 8), (100, 96)])
