@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from patchloom.report.pictures.look import look as look
     from patchloom.report.pictures.pictures import pictures_of as pictures_of
     from patchloom.runs.convert import convert as convert
+    from patchloom.tasks.classification.calibrate import calibrate as calibrate
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
     from patchloom.tasks.classification.pruning import prune as prune
     from patchloom.tasks.classification.several_runs import compare as compare
@@ -80,6 +81,7 @@ _WHERE = {
     "absorb": "patchloom.models.network",
     "audit": "patchloom.training.auditing.audit",
     "bench": "patchloom.models.bench",
+    "calibrate": "patchloom.tasks.classification.calibrate",
     "check": "patchloom.data.checking.check",
     "compare": "patchloom.tasks.classification.several_runs",
     "convert": "patchloom.runs.convert",

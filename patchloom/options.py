@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal, ParamSpec, TypeVar
 
+from patchloom_runtime.errors import UsageError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -74,3 +76,15 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def share_of(value: str | float, name: str) -> float:
+    """Return '5%', '0.05' or 0.05 as a share. Raises UsageError unless it is above 0 and below 1."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"{name} is {text}, expected a share such as 5% or 0.05")
+    return share

@@ -12,6 +12,7 @@ from torch import nn
 import patchloom
 from patchloom.cli.audit import AuditOptions
 from patchloom.cli.bench import BenchOptions
+from patchloom.cli.calibrate import CalibrateOptions
 from patchloom.cli.check import CheckOptions
 from patchloom.cli.compare import CompareOptions
 from patchloom.cli.convert import ConvertOptions
@@ -60,6 +61,7 @@ WITHOUT_A_SPLIT = {
     "split",
     "real",
     "v2",
+    "tta",
     "progress",
 }  # of no use to probes and levels, which need train and val
 
@@ -139,6 +141,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "audit": (AuditOptions, patchloom.audit, {"page"}, {"say"}),
     "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),
     "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
+    "calibrate": (CalibrateOptions, patchloom.calibrate, set(), {"progress"}),
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
     "predict": (PredictOptions, patchloom.predict, set(), set()),
     "soup": (SoupOptions, patchloom.soup, set(), {"reading"}),

@@ -52,6 +52,7 @@ class EvaluationOptions:
     ] = None
     real: Annotated[str | None, Option("ImageNet-ReaL's real.json, for ImageNet's val.", panel=IMAGES)] = None
     v2: Annotated[bool, Option("Folder names are class numbers, as in ImageNet-V2.", panel=IMAGES)] = False
+    tta: Annotated[bool, Option("Average the probabilities of each image and its mirror image.", panel=IMAGES)] = False
     strict: Annotated[
         bool, Option("Treat warnings about the data as errors: classes the model does not know.", panel=IMAGES)
     ] = False
@@ -62,12 +63,12 @@ class EvaluationOptions:
 
     def changed_image_options(self) -> list[str]:
         """Return the options in use that choose or change images, as they are typed."""
-        names = changed(self, "split", "size", "crop_ratio", "real", "v2", "level")
+        names = changed(self, "split", "size", "crop_ratio", "real", "v2", "level", "tta")
         return names + [spelled(name) for name in self.reading.chosen()]
 
     def image_keywords(self) -> dict[str, Any]:
         """Return the options that the Python functions take as keywords."""
-        names = ("split", "size", "crop_ratio", "real", "v2", "batch", "workers", "strict", "reading", "level")
+        names = ("split", "size", "crop_ratio", "real", "v2", "batch", "workers", "strict", "reading", "level", "tta")
         return {name: getattr(self, name) for name in names}
 
 

@@ -49,6 +49,7 @@ class PredictOptions:
     neighbors: Annotated[int | None, Option("Files of the index that vote on each image. Default: 20.", minimum=1)] = (
         None
     )
+    tta: Annotated[bool, Option("Average the probabilities of each image and its mirror image (classifiers).")] = False
     device: Device = "auto"
     as_json: Json = False
 

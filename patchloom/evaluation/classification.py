@@ -10,12 +10,14 @@ mean_class_accuracy    balanced accuracy: top-1 averaged over the classes that h
 macro_f1               F1 averaged over the classes that have images or predictions, in percent
 calibration_error      expected calibration error of the top class's probability, 15 bins, in percent
 images                 number of images
+
+Confidences and losses are those at the temperature of the model, if it has one (`evaluation/calibration.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,14 +26,17 @@ from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
 from patchloom.data.labels.class_balance import is_imbalanced
+from patchloom.evaluation.calibration import BINS, Reliability, reliability
 from patchloom.evaluation.intervals import wilson
 from patchloom_runtime.errors import DataError, UsageError, first_line
 
-CALIBRATION_BINS = 15
 MACRO_METRICS = {"mean_class_accuracy": "mean class accuracy", "macro_f1": "macro F1"}  # count every class equally
 TOPS = (1, 5)  # top5 only for data with more classes
 LOWER_IS_BETTER = ("loss", "calibration_error")
 OVERFITTING_GAP = 20.0  # percentage points between training and val accuracy
+MOST_LOGITS = 1 << 26  # that a report keeps, enough for ImageNet's val
+# Normalized images → logits (B, K) and, if the model has a distance rule, distances from the training images (B,).
+Classify: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class ClassificationReport:
     ranks: np.ndarray  # (N,) int64, number of classes with a higher logit than the label; ties go to the lower class
     confidence: np.ndarray  # (N,) float32, probability of the prediction
     losses: np.ndarray  # (N,) float32
+    temperature: float = 1.0  # of confidence and losses
+    logits: np.ndarray | None = None  # (N, K) float32, if kept
+    distances: np.ndarray | None = None  # (N,) float32 from the training images, if measured
     own: Mapping[str, float] = field(default_factory=dict, kw_only=True)  # metrics of the user
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
@@ -111,12 +119,21 @@ class ClassificationReport:
         pairs = np.bincount(self.labels * count + self.predictions, minlength=count * count)
         return pairs.reshape(count, count)
 
-    def calibration_error(self, bins: int = CALIBRATION_BINS) -> float:
+    def calibration_error(self, bins: int = BINS) -> float:
         """Return the mean gap between confidence and accuracy over equal bins, in percent (arXiv 1706.04599)."""
-        # Bin b holds confidences in (b/bins, (b+1)/bins].
-        bin_of = np.clip(np.ceil(np.nan_to_num(self.confidence).astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
-        gap = np.bincount(bin_of, self.confidence - (self.ranks == 0), minlength=bins)
-        return 100 * float(np.abs(gap).sum()) / len(self.index)
+        return self.reliability(bins).calibration_error
+
+    def reliability(self, bins: int = BINS) -> Reliability:
+        """Return confidence and accuracy by bins of confidence."""
+        return reliability(self.confidence, self.ranks == 0, self.losses, bins)
+
+    def at_temperature(self, temperature: float) -> "ClassificationReport":
+        """Return the report with the confidences and losses at another temperature; the logits must have been kept."""
+        assert self.logits is not None
+        confidence, losses = _confidence_and_losses(
+            torch.from_numpy(self.logits), torch.from_numpy(self.labels), temperature
+        )
+        return replace(self, confidence=confidence.numpy(), losses=losses.numpy(), temperature=temperature)
 
     def worst(self, count: int = 20) -> list[Mistake]:
         """Return the most confident mistakes, most confident first."""
@@ -145,6 +162,9 @@ def evaluate(
     pixel_std: tuple[float, ...] = IMAGENET_STD,
     gather: Callable[[Tensor], Tensor] | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
+    classify: Classify | None = None,
+    temperature: float = 1.0,
+    keep_logits: bool = False,
 ) -> ClassificationReport:
     """Classify the images of `batches` with `model`, in eval mode and under the caller's autocast.
 
@@ -152,33 +172,44 @@ def evaluate(
     partial, padded or distributed over processes. `gather` concatenates the rows (n, columns) of all processes; rows of
     −1 that pad them to equal length are ignored. The host waits for the device once, at the end.
     `metrics` are functions of all logits (N, K) and labels (N,), in the order of the dataset.
+
+    `classify` replaces the forward pass of `model`, and probabilities are those at `temperature`, which changes no
+    prediction. `keep_logits` keeps the logits in the report, up to `MOST_LOGITS` numbers.
     """
     device = next(model.parameters()).device
     integers: list[Tensor] = []
     floats: list[Tensor] = []
     outputs: list[Tensor] = []
+    count = 0
     with in_eval_mode(model), torch.no_grad():
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
-            logits = model(normalize(batch.images, pixel_mean, pixel_std)).float()
+            images = normalize(batch.images, pixel_mean, pixel_std)
+            logits, distances = classify(images) if classify else (model(images), None)
+            logits = logits.float()
             if logits.shape[1] != len(classes):
                 raise UsageError(
                     f"The network has {logits.shape[1]} classes, the data {len(classes)}. "
                     "Evaluate it on the classes it was trained on."
                 )
-            rows = _score(logits, batch.labels.clamp(min=0))
-            integers.append(torch.stack([batch.index, batch.labels, *rows[:2]], dim=1))
-            floats.append(torch.stack(rows[2:], dim=1))
-            if metrics:
+            labels = batch.labels.clamp(min=0)
+            integers.append(torch.stack([batch.index, batch.labels, *_decide(logits, labels)], dim=1))
+            columns = _confidence_and_losses(logits, labels, temperature)
+            floats.append(torch.stack(columns if distances is None else (*columns, distances), dim=1))
+            count += logits.numel()
+            if metrics or (keep_logits and count <= MOST_LOGITS):
                 outputs.append(logits)
     if not integers:
         raise DataError("There are no images to evaluate: the dataset or its split is empty.")
     join = gather or (lambda rows: rows)
-    rows_of_all = join(torch.cat(integers)).cpu().numpy()
-    report = _report(rows_of_all, join(torch.cat(floats)).cpu().numpy(), classes)
+    rows_of_all, columns_of_all = join(torch.cat(integers)).cpu().numpy(), join(torch.cat(floats)).cpu().numpy()
+    all_logits = join(torch.cat(outputs)).cpu() if len(outputs) == len(integers) else None
+    kept = all_logits.numpy() if all_logits is not None and keep_logits else None
+    report = _report(rows_of_all, columns_of_all, kept, classes, temperature)
     if not metrics:
         return report
-    return replace(report, own=_own_metrics(metrics, report, rows_of_all[:, 0], join(torch.cat(outputs)).cpu()))
+    assert all_logits is not None
+    return replace(report, own=_own_metrics(metrics, report, rows_of_all[:, 0], all_logits))
 
 
 @contextmanager
@@ -220,15 +251,13 @@ def overfitting_note(
     )
 
 
-def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return prediction, rank of the label, confidence and loss, (B,) each, from logits (B, K)."""
+def _decide(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return prediction and rank of the label, (B,) each, from logits (B, K)."""
     label_logits = logits.gather(1, labels[:, None])  # (B, 1)
     later = torch.arange(logits.shape[1], device=logits.device) >= labels[:, None]
     # Counted from below, so that a label never ranks first among NaN logits.
     below = (logits < label_logits) | ((logits == label_logits) & later)
-    ranks = logits.shape[1] - below.sum(dim=1)
-    confidence = logits.softmax(dim=1).amax(dim=1)
-    return logits.argmax(dim=1), ranks, confidence, F.cross_entropy(logits, labels, reduction="none")
+    return logits.argmax(dim=1), logits.shape[1] - below.sum(dim=1)
 
 
 def _own_metrics(
@@ -249,10 +278,31 @@ def _own_metrics(
     return values
 
 
-def _report(integers: np.ndarray, floats: np.ndarray, classes: Sequence[str]) -> ClassificationReport:
+def _confidence_and_losses(logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the probability of the best class and the cross-entropy at a temperature, (B,) each."""
+    scaled = logits / temperature
+    return scaled.softmax(dim=1).amax(dim=1), F.cross_entropy(scaled, labels, reduction="none")
+
+
+def _report(
+    integers: np.ndarray, floats: np.ndarray, logits: np.ndarray | None, classes: Sequence[str], temperature: float
+) -> ClassificationReport:
     counted = integers[:, 1] >= 0
-    integers, floats = integers[counted], floats[counted]
-    if not len(integers):
+    if not counted.any():
         raise DataError("None of the images has a label, so nothing can be evaluated.")
-    index, first = np.unique(integers[:, 0], return_index=True)
-    return ClassificationReport(tuple(classes), index, *integers[first, 1:].T, *floats[first].T)
+    index, first = np.unique(integers[counted, 0], return_index=True)
+    rows = np.flatnonzero(counted)[first]
+    labels, predictions, ranks = integers[rows, 1:].T
+    confidence, losses, *distances = floats[rows].T
+    return ClassificationReport(
+        tuple(classes),
+        index,
+        labels,
+        predictions,
+        ranks,
+        confidence,
+        losses,
+        temperature=temperature,
+        logits=None if logits is None else logits[rows],
+        distances=distances[0] if distances else None,
+    )

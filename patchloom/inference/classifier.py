@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
@@ -22,9 +22,11 @@ from patchloom.disk import atomic_write, make_folder
 from patchloom.inference.evaluation_methods import EvaluationMethods, EvaluationSettings, check_view_settings
 from patchloom.machine import resolve_device
 from patchloom.models.network import Network
+from patchloom.runs.calibration import RunCalibration, read_calibration, write_calibration
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.config import OTHER_NAMES, RunFiles, is_run, write_run_files
 from patchloom.runs.weights import load_network, save_weights
+from patchloom_runtime.calibration import NONE_OF_THESE, ClassScores
 from patchloom_runtime.errors import DataError, UsageError, at_least, not_finite, with_near_options
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform, test_transform
 from patchloom_runtime.images.inputs import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     IndexLike: TypeAlias = str | os.PathLike[str] | Index
 
 PREDICT_BATCH = 32  # images
-ClassScores: TypeAlias = list[tuple[str, float]]  # (class name, probability), most likely first
 NamedPixels: TypeAlias = Sequence[tuple[str, np.ndarray]]  # (name, pixels) of each image of a batch
 # A path, a file or an array may hold one image or many, so the result is a single value or a list.
 OneOrMany: TypeAlias = str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor
@@ -60,6 +61,7 @@ class PredictKeywords(TypedDict, total=False):
     index: "IndexLike | None"
     level: str | None
     neighbours: int | None
+    tta: bool
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -75,13 +77,16 @@ class Prediction:
     """The predicted classes of one image file, or the error that prevented a prediction."""
 
     path: str
-    answers: ClassScores
+    answers: list[tuple[str, float]]  # (class name, probability), most likely first
     error: str | None = None
     level: str = ""  # label level of the classes, if an index predicted them
     reason: str = ""  # why the first class is the most likely one, if an index predicted it
+    abstained: str = ""  # why the model does not answer; empty if it does
 
     def in_words(self) -> str:
-        """Return the classes with their probabilities and, for an index, the level and the votes."""
+        """Return the classes with their probabilities or why there is no answer; for an index, level and votes."""
+        if self.abstained:
+            return f"{NONE_OF_THESE}: {self.abstained}"
         scores = "  ".join(f"{name} {score:.1%}" for name, score in self.answers)
         return f"{scores}  ({self.level}: {self.reason})" if self.reason else scores
 
@@ -94,8 +99,15 @@ class Prediction:
 class Classifier(EvaluationMethods):
     """A network in eval mode with its class names and preprocessing."""
 
-    def __init__(self, model: Network, files: RunFiles, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Network,
+        files: RunFiles,
+        folder: Path | None = None,
+        calibration: RunCalibration | None = None,
+    ) -> None:
         self.model = model
+        self.calibration = calibration or RunCalibration()
         self.folder = folder  # run folder; None for a model without one
         self.labels = files.labels
         self.level = files.level  # taxonomy level of the classes it was trained on
@@ -187,8 +199,11 @@ class Classifier(EvaluationMethods):
         index: "IndexLike | None" = None,
         level: str | None = None,
         neighbours: int | None = None,
+        tta: bool = False,
     ) -> ClassScores | list[ClassScores]:
         """Return the `top` most likely classes with their probabilities: one list for one image, else one per image.
+
+        A list has an attribute `abstained`: the reason why the model does not answer (`patchloom.calibrate`), or "".
 
         An image is a path, bytes, an open file, a PIL image, a numpy array (H, W[, channels]) or a torch tensor
         ([channels,] H, W). Several images are a folder, a batch, an `ImageSet` or any iterable, which is read lazily
@@ -197,15 +212,21 @@ class Classifier(EvaluationMethods):
         With an `index` of this model (a folder or an open index), the classes are voted for by the `neighbours` (20)
         nearest files, at a `level` of their labels (default: the index's). This works without a classifier and for
         classes that were not in the training data (thesis, equation 2.6).
+
+        With `tta` (test-time augmentation), probabilities are the mean over the image and its mirror image. No promise
+        was tested with it, so only negatives are abstained from.
         """
         at_least("top", top, 1)
-        predict_batch = self._batch_predictor(top, index, level, neighbours)
+        predict_batch = self._batch_predictor(top, index, level, neighbours, tta)
         pixels = ((image.name, self._transform(image.read())) for image in iterate_images(images))
         predictions = [prediction for batch in in_batches(pixels) for prediction in predict_batch(batch)]
         for prediction in predictions:
             if prediction.error:
                 raise DataError(f"{printable(prediction.path)}: {prediction.error}")
-        scores = [prediction.answers for prediction in predictions]
+        scores = []
+        for prediction in predictions:
+            scores.append(ClassScores(prediction.answers))
+            scores[-1].abstained = prediction.abstained
         return scores[0] if is_single_image(images) else scores
 
     def predict_files(
@@ -217,6 +238,7 @@ class Classifier(EvaluationMethods):
         index: "IndexLike | None" = None,
         level: str | None = None,
         neighbours: int | None = None,
+        tta: bool = False,
     ) -> Iterator[Prediction]:
         """Yield one prediction per file, in order; folders are searched, and an unreadable file has an `error`.
 
@@ -224,7 +246,7 @@ class Classifier(EvaluationMethods):
         The other options are those of `predict`.
         """
         at_least("top", top, 1)
-        predict_batch = self._batch_predictor(top, index, level, neighbours)
+        predict_batch = self._batch_predictor(top, index, level, neighbours, tta)
         frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))
         inputs = ((name, frame if isinstance(frame, str) else self._transform(frame)) for name, frame in frames)
         for batch in in_batches(inputs):
@@ -234,7 +256,7 @@ class Classifier(EvaluationMethods):
                 yield Prediction(name, [], pixels) if isinstance(pixels, str) else next(predictions)
 
     def _batch_predictor(
-        self, top: int, index: "IndexLike | None", level: str | None, neighbors: int | None
+        self, top: int, index: "IndexLike | None", level: str | None, neighbors: int | None, tta: bool
     ) -> Callable[[NamedPixels], list[Prediction]]:
         """Return the function that predicts a batch: with the classifier, or with the files of an index."""
         if index is None:
@@ -242,7 +264,9 @@ class Classifier(EvaluationMethods):
                 option = "level" if level is not None else "neighbours"
                 raise UsageError(f"{option} is an option of an index; pass the index too (--index INDEX)")
             self.check_decides()
-            return lambda batch: self._predict_batch(batch, top)
+            return lambda batch: self._predict_batch(batch, top, tta)
+        if tta:
+            raise UsageError("tta is for predictions of the classifier; leave it out with an index")
         from patchloom.inference.neighbors import NeighborClassifier
 
         by_neighbors = NeighborClassifier(self, index, level, neighbors)
@@ -259,19 +283,52 @@ class Classifier(EvaluationMethods):
         return predict_batch
 
     @torch.inference_mode()
-    def _predict_batch(self, batch: NamedPixels, top: int) -> list[Prediction]:
+    def _predict_batch(self, batch: NamedPixels, top: int, tta: bool) -> list[Prediction]:
         if not batch:
             return []
         images = ImageBatch.of_pixels([pixels for _, pixels in batch]).images.to(self.device)
-        logits = self.model(normalize(images, self.preprocessing.mean, self.preprocessing.std))
-        best = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
+        logits, distances = self.classify(normalize(images, self.preprocessing.mean, self.preprocessing.std), tta=tta)
+        rules = self.calibration.rules
+        # Sorted by logits, since dividing by the temperature may make two of them equal.
+        numbers = logits.topk(min(top, len(self.labels))).indices
+        scores = (logits / rules.temperature).softmax(dim=-1).gather(1, numbers)
+        if tta:
+            rules = replace(rules, promise=None)
         predictions = []
-        for (name, _), numbers, scores in zip(batch, best.indices.tolist(), best.values.tolist(), strict=True):
-            if not math.isfinite(scores[0]):
+        for row, ((name, _), shares) in enumerate(zip(batch, scores.tolist(), strict=True)):
+            if not math.isfinite(shares[0]):
                 raise not_finite(printable(name))
-            classes = [self.labels[number] for number in numbers]
-            predictions.append(Prediction(name, list(zip(classes, scores, strict=True))))
+            answers = list(zip([self.labels[number] for number in numbers[row].tolist()], shares, strict=True))
+            distance = None if distances is None else float(distances[row])
+            predictions.append(Prediction(name, answers, abstained=rules.reason(answers[0], distance)))
         return predictions
+
+    def classify(
+        self, images: Tensor, *, model: Network | None = None, tta: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (B, K) of normalized images and, if a rule needs them, distances (B,) from training images.
+
+        `model` is the classifier's network at another image size. With `tta`, the logits are those of the mean
+        probabilities of the images and their mirror images, and there are no distances.
+        """
+        network = model or self.model
+        if tta:
+            temperature = self.calibration.rules.temperature
+            shares = [(network(view).float() / temperature).softmax(dim=1) for view in (images, images.flip(3))]
+            mean = (shares[0] + shares[1]) / 2
+            return temperature * mean.clamp_min(torch.finfo(mean.dtype).tiny).log(), None
+        if self.calibration.features is None:
+            return network(images), None
+        features = network.features(images)
+        return network.head(features), self.distances(network.projector(network.vectors(features)))
+
+    def distances(self, vectors: Tensor) -> Tensor | None:
+        """Return the distances (B,) of embeddings (B, C) from the training images, or None without a distance rule."""
+        rule, stored = self.calibration.rules.distance, self.calibration.features
+        if rule is None or stored is None:
+            return None
+        distances = rule.distances(stored, vectors.detach().float().cpu().numpy())
+        return torch.from_numpy(distances).to(vectors.device)
 
     @overload
     def look(self, images: Image.Image | bytes, *, top: int = 5) -> "ImageLook": ...
@@ -290,7 +347,8 @@ class Classifier(EvaluationMethods):
         """
         from patchloom.report.pictures.look import look
 
-        looks = look(self.model, self.preprocessing, images, self.labels if self._files.decides else (), top=top)
+        names = self.labels if self._files.decides else ()
+        looks = look(self.model, self.preprocessing, images, names, top=top, calibration=self.calibration)
         return looks[0] if is_single_image(images) else looks
 
     @overload
@@ -342,6 +400,8 @@ class Classifier(EvaluationMethods):
         if (names := self._files.other_names) is not None:
             write_checked(target, {OTHER_NAMES: names})
         save_weights(target, dict(self.model.state_dict()), {})
+        if self.calibration.images:
+            write_calibration(target, self.calibration)
         atomic_write(target / "README.md", model_card(self).encode())
 
     @classmethod
@@ -375,7 +435,9 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
     network, files = load_network(folder)
     if trunk:
         network.drop_projector()
-    return Classifier(network.for_images_of(files.preprocessing.image_size).to(resolve_device(device)), files, folder)
+    calibration = read_calibration(folder)
+    network = network.for_images_of(files.preprocessing.image_size).to(resolve_device(device))
+    return Classifier(network, files, folder, calibration)
 
 
 def model_card(classifier: Classifier) -> str:

@@ -32,6 +32,7 @@ class EvaluationSettings:
     strict: bool = False
     reading: Reading = AS_IT_IS
     level: str | None = None  # label level to compare with; None: that of the model's classes
+    tta: bool = False  # average the probabilities of an image and its mirror image
     progress: Progress | None = None  # called with the number of images done and their total
 
     def __post_init__(self) -> None:
@@ -71,10 +72,11 @@ class EvaluationKeywords(ProbeKeywords, total=False):
     split: str | None
     real: str | None
     v2: bool
+    tta: bool
     progress: Progress | None
 
 
-NOT_OF_PROBES = ("split", "real", "v2", "progress")
+NOT_OF_PROBES = ("split", "real", "v2", "tta", "progress")
 
 
 def check_view_settings(size: int | None, crop_ratio: float | None, batch: int) -> None:
@@ -104,6 +106,7 @@ class EvaluationMethods:
         strict      raise an error for classes that the model does not know, instead of adding a note
         reading     how to read the data (`patchloom.Reading`; default: as in training)
         level       label level to compare with (default: that of the model's classes)
+        tta         average the probabilities of each image and its mirror image
         progress    called with the number of images done and their total
         """
         from patchloom.inference.evaluations import EvaluationData, evaluate_on

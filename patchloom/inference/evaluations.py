@@ -6,10 +6,13 @@ evaluates several runs. The names of the measures are those of `patchloom.evalua
 name                 value
 top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 on the ImageNet-ReaL labels, if they are passed
+answered             images that the model answers, in percent, if it abstains from some (`patchloom calibrate`)
+answered_error       answered images that are wrong, in percent
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,12 +133,18 @@ class Evaluation:
     notes: tuple[str, ...]
     fingerprint: str  # identifies the images: evaluations with the same one can be compared image by image
     heads: dict[str, Any] = field(default_factory=dict)  # head → predicted classes, for a distilled network
+    answered: np.ndarray | None = None  # (N,) bool: images that a model answers which abstains from some
 
     def values(self) -> dict[str, float]:
         """Return name → value, in the order of a table."""
         low, high = self.report.top_interval()
         numbers = {"top1": self.report.top(1), "top1_low": low, "top1_high": high} | dict(self.report)
-        return numbers | ({} if self.real is None else {"real": self.real})
+        numbers |= {} if self.real is None else {"real": self.real}
+        if self.answered is None:
+            return numbers
+        wrong = self.report.ranks[self.answered] > 0
+        answered = {"answered": 100 * float(self.answered.mean())}
+        return numbers | answered | ({"answered_error": 100 * float(wrong.mean())} if len(wrong) else {})
 
     def __repr__(self) -> str:
         count = f"{len(self.report.index):,} images, {len(self.report.classes)} classes"
@@ -147,16 +156,29 @@ class Evaluation:
 
 
 def evaluate_on(
-    classifier: "Classifier", images: LabeledImages, settings: "EvaluationSettings", *, heads: bool = False
+    classifier: "Classifier",
+    images: LabeledImages,
+    settings: "EvaluationSettings",
+    *,
+    heads: bool = False,
+    keep_logits: bool = False,
 ) -> Evaluation:
-    """Evaluate a classifier on opened images; with `heads`, record what each head of a distilled network predicts."""
+    """Evaluate a classifier on opened images; with `heads`, record what each head of a distilled network predicts.
+
+    Probabilities are calibrated. The rules of a model that abstains are applied, unless `settings` change how images
+    are classified: a promise holds for the images it was tested on.
+    """
     model, own, loader = settings.network(classifier), classifier.preprocessing, loader_of(classifier, images, settings)
+    rules = classifier.calibration.rules
     report = evaluate(
         model,
         _with_progress(loader.epoch(0), len(images), settings.progress),
         classes=classifier.labels,
         pixel_mean=own.mean,
         pixel_std=own.std,
+        classify=partial(classifier.classify, model=model, tta=settings.tta),
+        temperature=rules.temperature,
+        keep_logits=keep_logits,
     )
     bad = np.flatnonzero(~np.isfinite(report.confidence))
     if len(bad):
@@ -167,11 +189,23 @@ def evaluate_on(
         names = [images.where(int(i)) for i in report.index]
         real = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(settings.real)))
     by_head = head_decisions(model, loader.epoch(0)) if heads and model.has_distillation_token else {}
-    notes = list(images.notes)
+    notes = [*images.notes, *calibration_notes(rules.temperature)]
+    answered = None
+    if rules.abstains and not (settings.tta or settings.size or settings.crop_ratio):
+        answered = rules.answered(classifier.labels, report.predictions, report.confidence, report.distances)
+    if rules.promise and answered is not None:
+        notes.append(f"promise: {rules.promise.in_words()}")
     if loader.broken:
         first = next(iter(loader.broken.values()))
         notes.append(f"{len(loader.broken)} images cannot be read and are not evaluated; the first: {first}")
-    return Evaluation(report, real, tuple(notes), fingerprint(images), dict(by_head))
+    return Evaluation(report, real, tuple(notes), fingerprint(images), dict(by_head), answered)
+
+
+def calibration_notes(temperature: float) -> tuple[str, ...]:
+    """Return a note that loss and calibration error are those of calibrated probabilities, if they are."""
+    if temperature == 1:
+        return ()
+    return (f"loss and calibration_error are of calibrated probabilities (temperature {temperature:.3g})",)
 
 
 def _with_progress(batches: Iterable[ImageBatch], total: int, progress: Progress | None) -> Iterator[ImageBatch]:

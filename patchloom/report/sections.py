@@ -10,8 +10,9 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.evaluation.classification import Mistake
-from patchloom.report.charts import bars, count_table, heat_map
+from patchloom.report.charts import Series, bars, count_table, heat_map, line_chart
 from patchloom.report.page import data_uri, render
+from patchloom_runtime.calibration import Reliability
 
 MAX_COUNTED_CLASSES = 30  # up to here, the cells of a confusion matrix have room for their counts
 MAX_DRAWN_CLASSES = 250  # up to here, every cell of a confusion matrix has a tooltip
@@ -53,6 +54,21 @@ def picture_section(
         for name, p, text in pictures
     ]
     return _section("pictures", place=place, title=title, pictures=rows, small=SMALL_PICTURE)
+
+
+def reliability_section(before: Reliability, after: Reliability, notes: Sequence[str]) -> Markup:
+    """Return accuracy by confidence before and after calibration, on the same images."""
+    charts = []
+    for number, (title, measured) in enumerate([("Before calibration", before), ("After calibration", after)]):
+        points = [(100 * each.confidence, 100 * each.accuracy) for each in measured.bins if each.images]
+        ideal = Series("calibrated", [(0.0, 0.0), (100.0, 100.0)], 2, 0.5)
+        chart = line_chart([Series("this run", points, number), ideal], x_label="confidence, %", from_zero=True)
+        caption = (
+            f"Accuracy in percent of the predictions in each bin of confidence. Calibration error "
+            f"{measured.calibration_error:.2f} %, loss {measured.loss:.4f}."
+        )
+        charts.append((title, chart, " ".join([caption, *notes]) if number else caption))
+    return picture_section(charts, "Reliability of the probabilities", "reliability")
 
 
 def gallery_section(

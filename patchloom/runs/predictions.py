@@ -1,7 +1,8 @@
 """`predictions.safetensors`: the prediction of a classifier for each validation image.
 
 24 bytes per image: index, label, prediction, rank of the label, confidence and loss. They allow comparing runs image by
-image without the data or a GPU. A fingerprint of the images tells whether two runs were validated on the same ones.
+image without the data or a GPU. Confidence and loss are those at the temperature of the run. A fingerprint of the
+images tells whether two runs were validated on the same ones.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from patchloom_runtime.errors import CheckpointError, UsageError
 FILE = "predictions.safetensors"
 FORMAT = 2  # format 1 also had the values of k for top-k
 MOST_BYTES = 1 << 31  # 24 per image
-_ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
+_ABOUT = {"format": int, "fingerprint": str, "classes": list[str], "temperature?": float}
 _INTEGERS = ("index", "labels", "predictions", "ranks")
 _FLOATS = ("confidence", "losses")
 
@@ -56,6 +57,7 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
         "format": FORMAT,
         "fingerprint": predictions.fingerprint,
         "classes": report.classes,
+        **({} if report.temperature == 1 else {"temperature": report.temperature}),
     }
     write_columns(folder, FILE, columns, about)
     return folder / FILE
@@ -77,9 +79,10 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
         if classes not in (None, len(about["classes"])):
             raise ValueError(f"it has {len(about['classes']):,} classes, the run has {classes:,}")
         _check_columns(columns, len(about["classes"]))
-        integers = [columns[name].astype(np.int64) for name in _INTEGERS]
-        floats = [columns[name] for name in _FLOATS]
-        report = ClassificationReport(tuple(about["classes"]), *integers, *floats)
+        integers = {name: columns[name].astype(np.int64) for name in _INTEGERS}
+        floats = {name: columns[name] for name in _FLOATS}
+        temperature = float(about.get("temperature", 1.0))
+        report = ClassificationReport(tuple(about["classes"]), **integers, **floats, temperature=temperature)
         return Predictions(report, about["fingerprint"])
 
     return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, make)

@@ -12,6 +12,7 @@ from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.specs import join_specs
 from patchloom.data.trees.archive import archive_stem
+from patchloom.options import share_of
 from patchloom.plugins import MODULE, SEVERAL, identity, metrics_by_name, module_named
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
@@ -41,6 +42,9 @@ AUTOMATIC, SCRATCH = "auto", "none"  # values of --init that name no weights
 
 # Settings that are about the labels of whole images.
 LABEL_OPTIONS = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
+
+
+RULE_OPTIONS = ("max_error", "negatives")  # about when a classifier abstains
 
 
 class TrainingExamples(Protocol):
@@ -218,6 +222,8 @@ def check_numbers(settings: TrainingSettings) -> None:
         if value is not None:
             at_least(f"--{name}", value, least)
     seconds_of(settings.stop_after, "--stop-after")
+    if settings.max_error is not None:
+        share_of(settings.max_error, "--max-error")
     if seconds_of(settings.time) and "schedule.epochs" in settings.recipe_changes():
         raise UsageError("--time plans the epochs, and --epochs sets them; pass one of the two (or --stop-after)")
     if settings.fit and settings.recipe == "auto":

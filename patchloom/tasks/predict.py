@@ -51,6 +51,7 @@ def predict(
     index: str | os.PathLike[str] | None = None,
     level: str | None = None,
     neighbors: int | None = None,
+    tta: bool = False,
     device: str = "auto",
 ) -> list[Any] | PredictionCounts:
     """Predict image files, folders and videos with a run, an artifact or published weights.
@@ -73,6 +74,7 @@ def predict(
         index: Classify by the nearest files of this index.
         level: Level of the index's labels.
         neighbors: Files of the index that vote on each image.
+        tta: Average the probabilities of each image and its mirror image (classifiers).
         device: 'cpu', 'cuda' or 'auto'.
     """
     stream = PredictionStream(**locals())
@@ -101,6 +103,7 @@ class PredictionStream:
         index: str | os.PathLike[str] | None,
         level: str | None,
         neighbors: int | None,
+        tta: bool,
         device: str,
     ) -> None:
         self.counts = PredictionCounts()
@@ -112,9 +115,10 @@ class PredictionStream:
         self._sort_into = None if sort_into is None else Path(sort_into)
         self._check_outputs()
         by_index = {"index": index, "level": level, "neighbors": neighbors}
-        self._model, self._task = _open_model(os.fspath(run), by_index, out, device)
+        self._model, self._task = _open_model(os.fspath(run), by_index, tta, out, device)
         self._threshold = threshold
         keywords: dict[str, Any] = {"index": index, "level": level, "neighbours": neighbors, "out": out}
+        keywords["tta"] = tta or None
         if option := self._task.model.threshold_option:
             keywords[option] = threshold
         self._keywords = {"top": top, "every": every} | {n: value for n, value in keywords.items() if value is not None}
@@ -127,7 +131,7 @@ class PredictionStream:
             write = self._open_outputs(stack)
             paths = _Paths(self._images, stack)
             for made in self._model.predict_files(paths, **self._keywords):
-                prediction = paths.named(self._above_threshold(made))
+                prediction = paths.named(self._above_threshold(_answered(made)))
                 self._count(prediction)
                 write(prediction)
                 yield prediction
@@ -267,6 +271,12 @@ def _listed(images: Paths) -> Iterable[str | os.PathLike[str]]:
     return images
 
 
+def _answered(prediction: Any) -> Any:
+    """Return a prediction without classes and with the reason if the model abstained."""
+    reason = getattr(prediction, "abstained", "")
+    return replace(prediction, answers=[], reason=reason) if reason else prediction
+
+
 def _without_pixels(prediction: Any) -> Any:
     """Return a prediction for a list, without the image that a detector keeps to draw on."""
     has_picture = any(field.name == "picture" for field in fields(prediction))
@@ -274,15 +284,15 @@ def _without_pixels(prediction: Any) -> Any:
 
 
 def _open_model(
-    run: str, by_index: dict[str, Any], out: str | os.PathLike[str] | None, device: str
+    run: str, by_index: dict[str, Any], tta: bool, out: str | os.PathLike[str] | None, device: str
 ) -> "tuple[Any, Task]":
     """Open a run or an artifact; return it with its task. Raise UsageError for options that it does not have."""
     folder, task, is_exported = _find_model(run)
     if out is not None and not task.model.writes_files:
         raise UsageError(f"--out {task.refusal}")
     chosen = [f"--{name}" for name, value in by_index.items() if value is not None]
-    if chosen and not task.whole_images:
-        raise UsageError(f"{chosen[0]} {task.refusal}")
+    if (others := chosen + ["--tta"] * tta) and not task.whole_images:
+        raise UsageError(f"{others[0]} {task.refusal}")
     if is_exported and chosen:
         raise UsageError(f"{chosen[0]} needs a run to compare images; {run} is an artifact: give the run")
     return (task.model.open_artifact(folder) if is_exported else task.model.predictor(folder, device=device)), task

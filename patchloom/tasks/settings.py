@@ -93,6 +93,13 @@ class TrainingSettings:
         str | None,
         Option("Metric of val that selects the best weights. Default: top1.", metavar="METRIC", panel=RUN),
     ] = None
+    max_error: Annotated[
+        float | str | None,
+        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE", panel=RUN),
+    ] = None
+    negatives: Annotated[
+        tuple[str, ...], Option("Class that means none of these. Repeatable.", metavar="CLASS", panel=RUN)
+    ] = ()
     pictures: Annotated[
         int | None, Option("Draw the network into RUN/pictures every N epochs.", metavar="N", panel=RUN)
     ] = None

@@ -255,12 +255,12 @@ def _report(
     how = already_ended(outcome) if seconds is None else f"{outcome.ended} after {duration(seconds)}"
     values = f"val {task.report.headline(val_report)}" if metrics else "not evaluated"
     say(f"{how}: {values} {which}")
-    for line in task.report.result_lines(plan, val_report) if metrics else ():
-        say(line)
     if seconds is not None or not (folder / RUN_METADATA).is_file():  # an ended run keeps its time and machine
         machine = machine_of(run.processes)
         with disk_errors(folder / "report.html"):
             write_results(plan, best, val_report, outcome, seconds=seconds or 0.0, machine=machine)
+    for line in task.report.result_lines(plan, val_report) if metrics else ():
+        say(line)
     say(f"{folder / 'report.html'}")
     commands = task.report.next_commands(plan)
     if isinstance(plan.settings.data[0], PythonData):  # a command cannot name the data

@@ -39,6 +39,8 @@ def train(
     folds: int | None = None,
     patience: int | None = None,
     select: str | None = None,
+    max_error: float | str | None = None,
+    negatives: tuple[str, ...] = (),
     pictures: int | None = None,
     log: tuple[str, ...] = (),
     micro_batches: int | None = None,
@@ -120,6 +122,8 @@ def train(
         folds           cross-validate with K runs, each validated on another part of train; returns a `FoldsResult`
         patience        stop after this many evaluations without improvement
         select          metric of val that selects the best weights; top1 by default
+        max_error       answer only where at most this share of the answers is wrong, 0.05 or '5%' (`calibrate`)
+        negatives       classes that mean none of these
         pictures        draw the network into RUN/pictures every so many epochs
         log             also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'
         dry_run         plan and measure a few steps; train nothing

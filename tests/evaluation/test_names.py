@@ -42,7 +42,12 @@ def test_every_number_is_on_the_page() -> None:
         if line.startswith("| `")
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
-    of_others = {"top1_low", "top1_high", "real"} | {"mean", "std", "best", "test"}  # an `Evaluation`, a sweep
+    of_others = {"top1_low", "top1_high", "real", "answered", "answered_error"} | {
+        "mean",
+        "std",
+        "best",
+        "test",
+    }  # an `Evaluation`, a sweep
     assert in_tables - {name for name, _ in result} == of_others
     for name, _ in spread("", [1.0, 2.0]):
         assert name == "_runs" or f"`…{name}`" in PAGE

@@ -35,6 +35,7 @@ from patchloom.runs.provenance import Provenance
 from patchloom.runs.race import Race, RaceCandidate, Trial
 from patchloom.runs.run_metadata import RunMetadata
 from patchloom.training.sweeps.record import RunResult
+from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.fuzz.targets import HERE, NETWORK, PUBLISHED, TARGETS, feed, make_index, make_run
@@ -260,6 +261,11 @@ def run_files() -> Files:
     told = {"source": "en", "target": "de", "longest": [9, 9], "vocabulary": ""}
     yield "translator.json", json.dumps(config | told | {"options": options}).encode()
     yield "names.json", json.dumps([["azure", "navy"], ["scarlet"]]).encode()
+    promise = Promise(0.05, 0.9, 0.7, 0.91, 100)
+    rules = Calibration(1.5, ("blue",), promise, DistanceRule(0.3, 2, 0.01, 50, (4, 3))).to_dict()
+    measured = Reliability(0.5, (ReliabilityBin(10, 0.25, 0.5),)).to_dict()
+    values = {"format": 1, "weights": "", "images": 10, "before": measured, "after": measured, "rules": rules}
+    yield "calibration.json", json.dumps(values).encode()
 
 
 def records() -> Files:

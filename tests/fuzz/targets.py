@@ -49,6 +49,7 @@ from patchloom.recipes import get_recipe
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.schema import Recipe, override
 from patchloom.runs import checksums
+from patchloom.runs.calibration import FEATURES, read_calibration
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
@@ -336,6 +337,11 @@ def _make_plain_run(folder: Path) -> None:
     (folder / checksums.FILE).unlink()
 
 
+def _make_features(folder: Path) -> None:
+    """The stored vectors that a distance rule names."""
+    save_file({"vectors": torch.eye(4, 3, dtype=torch.float16)}, folder / FEATURES)
+
+
 def _make_translator(folder: Path) -> None:
     shutil.copyfile(HERE / "corpus" / "vocabulary" / "learned.model", folder / "vocabulary.model")
 
@@ -542,6 +548,7 @@ TARGETS: dict[str, Target] = {
             Reader("labels.json", read_run_files, _make_plain_run),
             Reader("names.json", _other_names, _make_plain_run),
             Reader("checksums.json", read_run_files, make_run),
+            Reader("calibration.json", read_calibration, _make_features),
         ),
     ),
     "records": Target(

@@ -126,10 +126,10 @@ def test_no_more_than_a_batch_is_read_ahead(classifier: Classifier) -> None:
     answered = 0
     predict_batch = classifier._predict_batch
 
-    def counting(batch, top):
+    def counting(batch, top, tta):
         nonlocal answered
         answered += len(batch)
-        return predict_batch(batch, top)
+        return predict_batch(batch, top, tta)
 
     classifier._predict_batch = counting
     try:

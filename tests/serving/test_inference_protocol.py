@@ -27,13 +27,15 @@ def test_the_server_and_its_models_are_describe(app: App) -> None:
     assert get(app, "/v2/health/live").status == get(app, "/v2/models/golden-embed/ready").status == 200
     about = get(app, "/v2/models/golden").json
     assert about["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
-    assert [(one["name"], one["datatype"]) for one in about["outputs"]] == [("label", "BYTES"), ("probability", "FP32")]
+    assert [(one["name"], one["datatype"]) for one in about["outputs"]] == [
+        ("label", "BYTES"), ("probability", "FP32"), ("abstained", "BYTES")]  # fmt: skip
 
 
 def test_json_tensors(app: App, classifier) -> None:
     reply = post(app, INFER, {"id": "7", "inputs": [tensor()], "parameters": {"top": 2}}).json
     assert (reply["model_name"], reply["id"]) == ("golden", "7")
-    label, probability = reply["outputs"]
+    label, probability, abstained = reply["outputs"]
+    assert (abstained["shape"], abstained["data"]) == ([2], ["", ""])
     expected = classifier.predict(IMAGE_FILES[:2], top=2)
     assert label["data"] == [name for one in expected for name, _ in one]
     assert probability["data"] == pytest.approx([share for one in expected for _, share in one])
@@ -64,13 +66,13 @@ def test_tensors_that_follow_the_json(app: App, classifier) -> None:
     head = {"inputs": [tensor(parameters={"binary_data_size": len(rest)})], "parameters": {"binary_data_output": True}}
     reply = binary(app, head, rest)
     length = int(reply.headers["inference-header-content-length"])
-    label, probability = json.loads(reply.body[:length])["outputs"]
+    label, probability, _ = json.loads(reply.body[:length])["outputs"]
     size = label["parameters"]["binary_data_size"]
-    words, shares = reply.body[length : length + size], reply.body[length + size :]
+    words, rest_of_reply = reply.body[length : length + size], reply.body[length + size :]
+    shares = rest_of_reply[: probability["parameters"]["binary_data_size"]]
     expected = classifier.predict(IMAGE_FILES[:2])
     assert words == b"".join(struct.pack("<I", len(name)) + name.encode() for one in expected for name, _ in one)
     np.testing.assert_allclose(np.frombuffer(shares, "<f4"), [share for one in expected for _, share in one], rtol=1e-5)
-    assert probability["parameters"]["binary_data_size"] == len(shares)
     for cut in (rest[:-1], rest[:3], b""):
         head = {"inputs": [tensor(parameters={"binary_data_size": len(cut)})]}
         assert binary(app, head, cut).status == 422

@@ -32,7 +32,7 @@ def test_classes_are_those_of_predict(app: App, classifier) -> None:
     reply = post(app, "/predict", PNG, query="top=2")
     assert reply.status == 200
     expected = [{"label": name, "probability": share} for name, share in classifier.predict(PNG, top=2)]
-    assert reply.json == {"results": [{"answers": expected}]}
+    assert reply.json == {"results": [{"answers": expected, "abstained": ""}]}
     assert [part.split(";")[0] for part in reply.headers["server-timing"].split(", ")] == [
         "upload", "queue", "batch", "model"]  # fmt: skip
 

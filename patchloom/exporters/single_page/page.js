@@ -1,6 +1,6 @@
 // The page: images in, predictions and maps out. Other scripts can call `patchloom.classify(blob)`.
 const patchloom = (() => {
-  const { program, modules, preprocessing, classes, grid, signed, drawing } = JSON.parse(by("described").textContent)
+  const { program, modules, preprocessing, classes, calibration, grid, signed, drawing } = JSON.parse(by("described").textContent)
   const SHOWN = 5
 
   // The model, in a worker if the browser allows one ---------------------------------------------------------
@@ -21,7 +21,7 @@ const patchloom = (() => {
   function start() {
     const weights = by("weights").textContent
     by("weights").remove()
-    const load = { kind: "load", program, weights, modules, preprocessing }
+    const load = { kind: "load", program, weights, modules, preprocessing, temperature: calibration.temperature }
     try {
       const source = by("model").textContent + "\nconst answer = serve(m => postMessage(m)); onmessage = e => answer(e.data)"
       const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })))
@@ -87,6 +87,13 @@ const patchloom = (() => {
 
   const ordered = answer => answer.order ??= [...classes.keys()].sort((a, b) => answer.probabilities[b] - answer.probabilities[a])
 
+  // Why the model does not answer, or "". Distances from training images are not part of the page.
+  function abstained(answer) {
+    const best = ordered(answer)[0], share = answer.probabilities[best]
+    if (calibration.negatives.includes(best)) return `most like the negatives (${classes[best]} ${percent(share)})`
+    return share < calibration.threshold ? `unsure: best guess ${classes[best]} ${percent(share)}, below ${percent(calibration.threshold)}` : ""
+  }
+
   function row(answer, number) {
     const share = answer.probabilities[number]
     return choice({ value: number, name: classes[number], text: percent(share), share, checked: number === chosen, choose: () => choose(number) })
@@ -110,7 +117,8 @@ const patchloom = (() => {
     current = picture
     const { answer, name } = picture, order = ordered(answer)
     chosen = order[0]
-    by("best").replaceChildren(classes[order[0]], " ", made("small", { textContent: percent(answer.probabilities[order[0]]) }))
+    const reason = abstained(answer)
+    by("best").replaceChildren(reason ? "None of these" : classes[order[0]], " ", made("small", { textContent: reason || percent(answer.probabilities[order[0]]) }))
     by("rows").replaceChildren(...order.slice(0, SHOWN).map(number => row(answer, number)))
     draw(by("seen"), answer, null)
     by("name").textContent = `${name} as the network sees it`
@@ -124,7 +132,7 @@ const patchloom = (() => {
   }
 
   function keep(picture) {
-    addThumbnail(picture, canvas => draw(canvas, picture.answer, null), classes[ordered(picture.answer)[0]], show)
+    addThumbnail(picture, canvas => draw(canvas, picture.answer, null), abstained(picture.answer) ? "none of these" : classes[ordered(picture.answer)[0]], show)
   }
 
   // Files are processed one after another, so that only one is decoded at a time.

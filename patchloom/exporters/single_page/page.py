@@ -89,7 +89,7 @@ def described(
     classifier: Classifier, program: PageProgram, image: Value, output: PageOutput, drawing: Drawing | None
 ) -> dict[str, Any]:
     """Return everything that the scripts read, except the weights."""
-    preprocessing = classifier.preprocessing
+    preprocessing, rules = classifier.preprocessing, classifier.calibration.rules
     ends = {"image": image.number, "logits": output.logits.number, "map": output.map.number if output.map else None}
     modules = [("WebAssembly, fused", kernels(fused=True)), ("WebAssembly", kernels(fused=False))]
     return {
@@ -104,6 +104,11 @@ def described(
             "std": preprocessing.std,
         },
         "classes": [printable(name) for name in classifier.labels],
+        "calibration": {
+            "temperature": rules.temperature,
+            "threshold": rules.promise.threshold if rules.promise else 0,
+            "negatives": [number for number, name in enumerate(classifier.labels) if name in rules.negatives],
+        },
         "grid": output.grid,
         "signed": output.kind != "attention",
         "drawing": {"ink": drawing.ink, "fills": drawing.fills} if drawing else None,
@@ -125,11 +130,12 @@ def _title(classifier: Classifier) -> str:
 
 def _facts(classifier: Classifier, program: PageProgram) -> list[tuple[str, str]]:
     height, width = classifier.preprocessing.image_size
-    millions = len(program.blob) / 1e6
+    millions, promise = len(program.blob) / 1e6, classifier.calibration.rules.promise
     return [
         ("classes", f"{len(classifier.labels):,}"),
         ("sees", f"{height} × {width} pixels"),
         ("weights", f"{program.weights}, {millions:.1f} MB"),
+        *([("promise", f"wrong on at most {100 * promise.max_error:g} % of its answers")] if promise else []),
     ]
 
 

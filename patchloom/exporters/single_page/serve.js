@@ -9,13 +9,14 @@ function bytesOf(base64) {
 }
 
 function serve(post) {
-  let model, preprocessing
+  let model, preprocessing, temperature
   return message => {
     if (message.kind === "load") {
       try {
         const modules = message.modules.map(([name, code]) => [name, bytesOf(code)])
         model = makeModel(message.program, bytesOf(message.weights), modules)
         preprocessing = message.preprocessing
+        temperature = message.temperature
         post({ kind: "ready", kernels: model.kernels })
       } catch (error) {
         post({ kind: "failed", why: String(error) })
@@ -28,7 +29,7 @@ function serve(post) {
       const seen = networkPixels(rgba, width, height, preprocessing)
       const { logits, map } = model.run(normalized(seen, preprocessing))
       const seconds = (performance.now() - start) / 1000
-      post({ kind: "answer", id, seen, probabilities: shares(logits), map, seconds })
+      post({ kind: "answer", id, seen, probabilities: shares(logits.map(value => value / temperature)), map, seconds })
     } catch (error) {
       post({ kind: "error", id, why: String(error) })
     }

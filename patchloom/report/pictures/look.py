@@ -25,7 +25,9 @@ from patchloom.report.pictures.attention import (
 )
 from patchloom.report.pictures.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
 from patchloom.report.pictures.sheets import GAP, PAGE, SheetCell, SheetRow, displayed, grid_sheet, numbers, sheet
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.config import Preprocessing
+from patchloom_runtime.calibration import NONE_OF_THESE
 from patchloom_runtime.errors import UsageError, at_least, with_near_options
 from patchloom_runtime.images.evaluation_transform import test_transform
 from patchloom_runtime.images.inputs import ImagesLike, iterate_images
@@ -48,12 +50,36 @@ class NetworkInputs:
     images: Tensor  # (N, channels, H, W), normalized
     probabilities: np.ndarray  # (N, classes); no columns if the network has no classifier
     vectors: Tensor  # (N, C), the input of the classifier, float32 on the CPU
+    calibration: RunCalibration  # of the probabilities, with the rules by which the model abstains
 
     def at(self, places: Sequence[int]) -> "NetworkInputs":
         """Return some of the images."""
         chosen = list(places)
         crops = [self.input_images[place] for place in chosen]
-        return NetworkInputs(self.network, crops, self.images[chosen], self.probabilities[chosen], self.vectors[chosen])
+        return NetworkInputs(
+            self.network,
+            crops,
+            self.images[chosen],
+            self.probabilities[chosen],
+            self.vectors[chosen],
+            self.calibration,
+        )
+
+    @torch.no_grad()
+    def abstained(self, names: Sequence[str]) -> list[str]:
+        """Return why the model does not answer each image, '' for those it answers."""
+        rules, stored = self.calibration.rules, self.calibration.features
+        if not rules.abstains or not len(names):
+            return [""] * len(self.input_images)
+        best = self.probabilities.argmax(axis=1)
+        distances: Sequence[float | None] = [None] * len(best)
+        if rules.distance and stored is not None:
+            vectors = self.network.projector(self.vectors.to(self.images.device)).float().cpu().numpy()
+            distances = rules.distance.distances(stored, vectors).tolist()
+        scores = [
+            (names[number], float(shares[number])) for number, shares in zip(best, self.probabilities, strict=True)
+        ]
+        return [rules.reason(score, distance) for score, distance in zip(scores, distances, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +90,7 @@ class ImageLook:
     answers: list[tuple[str, float]]  # (class, probability), most likely first
     maps: list[SheetCell]  # attention and evidence over the image, each with a caption
     truth: str = ""  # true class, if known
+    abstained: str = ""  # why the model does not answer; empty if it does
 
     @property
     def seen(self) -> Image.Image:
@@ -72,11 +99,14 @@ class ImageLook:
 
     @property
     def right(self) -> bool | None:
-        """Whether the most likely class is the true one; None if either is unknown."""
-        return self.answers[0][0] == self.truth if self.answers and self.truth else None
+        """Whether the most likely class is the true one; None if either is unknown, or the model abstains."""
+        known = self.answers and self.truth and not self.abstained
+        return self.answers[0][0] == self.truth if known else None
 
     def in_words(self) -> str:
-        """Return the three most likely classes."""
+        """Return the three most likely classes, or why there is no answer."""
+        if self.abstained:
+            return f"{NONE_OF_THESE}: {self.abstained}"
         return "  ".join(f"{label} {share:.1%}" for label, share in self.answers[:3])
 
     def sheet_row(self) -> SheetRow:
@@ -95,6 +125,7 @@ class ImageLook:
             "detail": detail,
             "truth": self.truth,
             "right": self.right,
+            "abstained": self.abstained,
             "seen": data_uri(displayed(self.input_image, CARD_SIDE)),
             "answers": bars(rows) if rows else None,
             "maps": [(data_uri(cell.image), cell.caption) for cell in self.maps],
@@ -126,13 +157,14 @@ def look(
     *,
     top: int = 5,
     truths: Sequence[str] = (),
+    calibration: RunCalibration | None = None,
 ) -> ImageLooks:
     """Return one `ImageLook` per image; without preprocessing, images are resized to the network's size.
 
     `images` are those of `Classifier.predict`; `Classifier.look` supplies the other arguments. `top` classes are named;
-    `truths` are the true classes of the images, if known.
+    `truths` are the true classes of the images, if known; `calibration` is that of the run.
     """
-    return looks(network_inputs(network, preprocessing, images), class_names, top=top, truths=truths)
+    return looks(network_inputs(network, preprocessing, images, calibration), class_names, top=top, truths=truths)
 
 
 def look_sheet(all_looks: Sequence[ImageLook]) -> Image.Image:
@@ -141,8 +173,14 @@ def look_sheet(all_looks: Sequence[ImageLook]) -> Image.Image:
 
 
 @torch.no_grad()
-def network_inputs(network: Network, preprocessing: Preprocessing | None, images: ImagesLike) -> NetworkInputs:
+def network_inputs(
+    network: Network,
+    preprocessing: Preprocessing | None,
+    images: ImagesLike,
+    calibration: RunCalibration | None = None,
+) -> NetworkInputs:
     """Preprocess images for a network, adapt the network to their size, and classify them."""
+    calibration = calibration or RunCalibration()
     if preprocessing is None:
         preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, crop_ratio=1.0)
     network = network.for_images_of(preprocessing.image_size)
@@ -162,8 +200,10 @@ def network_inputs(network: Network, preprocessing: Preprocessing | None, images
             vectors.append(network.vectors(features).float().cpu())
     probabilities = np.zeros((len(pixels), 0))
     if network.config.num_classes:
-        probabilities = numbers(torch.cat(logits).float().softmax(dim=-1), "the probabilities")
-    return NetworkInputs(network, [Image.fromarray(crop) for crop in pixels], batch, probabilities, torch.cat(vectors))
+        scaled = torch.cat(logits).float() / calibration.rules.temperature
+        probabilities = numbers(scaled.softmax(dim=-1), "the probabilities")
+    crops_seen = [Image.fromarray(crop) for crop in pixels]
+    return NetworkInputs(network, crops_seen, batch, probabilities, torch.cat(vectors), calibration)
 
 
 def looks(
@@ -174,10 +214,11 @@ def looks(
     names = names_of(inputs.network, class_names)
     result = ImageLooks()
     known = truths or [""] * len(inputs.input_images)
-    rows = zip(inputs.input_images, inputs.probabilities, _maps(inputs, names), known, strict=True)
-    for image, shares, maps, truth in rows:
+    reasons = inputs.abstained(names)
+    rows = zip(inputs.input_images, inputs.probabilities, _maps(inputs, names), known, reasons, strict=True)
+    for image, shares, maps, truth, reason in rows:
         order = np.argsort(-shares, kind="stable")[:top]
-        result.append(ImageLook(image, [(names[i], float(shares[i])) for i in order], maps, truth))
+        result.append(ImageLook(image, [(names[i], float(shares[i])) for i in order], maps, truth, reason))
     return result
 
 

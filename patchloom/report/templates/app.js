@@ -122,7 +122,7 @@ function runsOf(text) {
     async ask(image) {
       image.maps = new Map()
       if (does("explain")) await classes.map(image)
-      else if (does("predict")) image.answers = (await requestImage(image, "predict", { top: SHOWN })).answers
+      else if (does("predict")) Object.assign(image, await requestImage(image, "predict", { top: SHOWN }))
       else image.answers = []
       if (does("search")) await neighbors.ask(image)
     },
@@ -132,6 +132,7 @@ function runsOf(text) {
       if (label !== undefined && image.maps.has(label)) return image.maps.get(label)
       const reply = await requestImage(image, "explain", { top: SHOWN, label })
       image.answers ??= reply.answers
+      image.abstained ??= reply.abstained
       image.seen ??= await rgbOf(reply.seen)
       image.kind = reply.kind
       image.chosen ??= reply.label
@@ -139,7 +140,7 @@ function runsOf(text) {
       return image.maps.get(reply.label)
     },
 
-    best: image => image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
+    best: image => image.abstained ? "none of these" : image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
 
     small(canvas, image) {
       image.seen ? drawSeen(canvas, image.seen, null) : drawPicture(canvas, image, 160)
@@ -147,7 +148,8 @@ function runsOf(text) {
 
     show(image) {
       const [first] = image.answers
-      by("best").replaceChildren(...first ? [printable(first.label), " ", made("small", { textContent: percent(first.probability) })] : [])
+      const said = image.abstained ? ["None of these", printable(image.abstained)] : first ? [printable(first.label), percent(first.probability)] : []
+      by("best").replaceChildren(...said.length ? [said[0], " ", made("small", { textContent: said[1] })] : [])
       by("best").hidden = by("answers").hidden = !first
       by("rows").replaceChildren(...image.answers.map(({ label, probability }) => choice({
         value: label, name: printable(label), text: percent(probability), share: probability, checked: label === image.chosen, choose: does("explain") && (() => classes.choose(label)),

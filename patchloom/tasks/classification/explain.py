@@ -30,7 +30,8 @@ def explain(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> li
         raise UsageError(
             f"there is no class {label!r}.{nearest(label, names)}" if names else "the model has no classes"
         )
-    inputs = network_inputs(model.model, model.preprocessing, list(images))
+    inputs = network_inputs(model.model, model.preprocessing, list(images), model.calibration)
+    reasons = inputs.abstained(names)
     order = (-inputs.probabilities).argsort(axis=1, kind="stable") if names else None
     likeliest = torch.zeros(len(images), dtype=torch.int64) if order is None else torch.from_numpy(order[:, 0].copy())
     chosen = likeliest if label is None else torch.full_like(likeliest, names.index(label))
@@ -44,6 +45,7 @@ def explain(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> li
                 {"label": names[at], "probability": float(inputs.probabilities[row, at])}
                 for at in (() if order is None else order[row, : options["top"]])
             ],
+            "abstained": reasons[row],
             "label": names[chosen[row]] if names else "",
             "kind": kind,
             "map": scaled[row].tolist(),

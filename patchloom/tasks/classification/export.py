@@ -1,5 +1,6 @@
 """Export of classification and embedding runs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from patchloom.exporters.subject import ExportSettings, ExportSubject, class_sum
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import EvaluationData
+from patchloom_runtime.artifacts.metadata import FEATURES
+from patchloom_runtime.calibration import UNCALIBRATED
 from patchloom_runtime.errors import DataError, UsageError
 
 
@@ -28,7 +31,8 @@ class ClassifierSubject(ExportSubject):
         self.classifier = _at_size(load(folder, device="cpu"), settings.size)
         files = self.classifier._files
         self.decides, self.network, self.preprocessing = files.decides, files.model, files.preprocessing
-        self.metadata = {}
+        rules = self.classifier.calibration.rules
+        self.metadata = {} if rules == UNCALIBRATED else {"calibration": rules.to_dict()}
         self.labels = files.labels if self.decides else ()
         self.task = "classification" if self.decides else "embedding"
         self.weights = state_bytes(self.classifier.model)
@@ -40,6 +44,11 @@ class ClassifierSubject(ExportSubject):
         else:
             self.summary = "One vector per image."
             self.usage = 'model.embed("photo.jpg")  # a vector; also bytes, PIL images, arrays, folders, lists'
+
+    def files(self) -> Mapping[str, bytes]:
+        """Return the stored vectors of the distance rule, if there is one."""
+        features = self.classifier.calibration.features
+        return {} if features is None else {FEATURES: features.astype("<f2").tobytes()}
 
     def module(self, *, half: bool) -> FromPixels:
         graph = ClassifierGraph if self.decides else EmbeddingGraph
@@ -107,4 +116,7 @@ def _at_size(classifier: Classifier, size: int | None) -> Classifier:
         return classifier
     preprocessing = replace(classifier.preprocessing, image_size=(size, size))
     files = replace(classifier._files, preprocessing=preprocessing)
-    return Classifier(classifier.model.for_images_of(size), files, classifier.folder)
+    # What was promised for the images of one size was not tested at another.
+    rules = replace(classifier.calibration.rules, promise=None, distance=None)
+    calibration = replace(classifier.calibration, rules=rules, features=None)
+    return Classifier(classifier.model.for_images_of(size), files, classifier.folder, calibration)

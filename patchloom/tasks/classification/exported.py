@@ -2,12 +2,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from patchloom.inference.classifier import Classifier
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier, load
 from patchloom_runtime.errors import UsageError
@@ -27,8 +29,13 @@ class GraphNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (B, 3, H, W) to logits (B, K)."""
-        pixels = (images * 255).round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-        return torch.from_numpy(self.artifact.outputs(np.ascontiguousarray(pixels.numpy()))["logits"])
+        return self.outputs(images)["logits"]
+
+    def outputs(self, images: Tensor) -> dict[str, Tensor]:
+        """Map (B, 3, H, W) to all outputs of the graph."""
+        pixels = (images * 255).round().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        outputs = self.artifact.outputs(np.ascontiguousarray(pixels.numpy()))
+        return {name: torch.from_numpy(values) for name, values in outputs.items()}
 
     def for_images_of(self, size: int | tuple[int, int]) -> "GraphNetwork":
         """Return self; raise UsageError for another size than that of the graph."""
@@ -56,7 +63,16 @@ class ExportedClassifier(Classifier):
         )
         options = {"num_classes": len(artifact.labels) if "logits" in artifact.about.outputs else 0}
         files = RunFiles(artifact.about.network, options, preprocessing, None, artifact.labels)
-        super().__init__(GraphNetwork(artifact), files)  # type: ignore[arg-type]
+        calibration = RunCalibration(artifact.about.settings, features=artifact.features)
+        super().__init__(GraphNetwork(artifact), files, calibration=calibration)  # type: ignore[arg-type]
+
+    def classify(self, images: Tensor, *, model: Any = None, tta: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of normalized images and, if a rule needs them, distances from the training images."""
+        if tta:
+            return super().classify(images, model=model, tta=True)
+        graph: Any = model or self.model
+        outputs = graph.outputs(images)
+        return outputs["logits"], self.distances(outputs["embedding"]) if "embedding" in outputs else None
 
 
 def open_exported_classifier(folder: Path) -> ExportedClassifier:

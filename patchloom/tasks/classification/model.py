@@ -5,6 +5,8 @@ from pathlib import Path
 
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.network import Network
+from patchloom.runs.calibration import FILE as CALIBRATION
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
 from patchloom.tasks.task import ModelLoader
@@ -30,4 +32,8 @@ class ClassifierLoader(ModelLoader):
             check_predictions,
         )  # loads the metrics, which predicting does not need
 
-        return {"config.json": lambda: read_run_files(folder), FILE: lambda: check_predictions(folder)}
+        return {
+            "config.json": lambda: read_run_files(folder),
+            FILE: lambda: check_predictions(folder),
+            CALIBRATION: lambda: read_calibration(folder),
+        }

@@ -22,6 +22,7 @@ from patchloom.report.charts import Series, line_chart
 from patchloom.report.notebook import html_card
 from patchloom.report.page import write_page
 from patchloom.report.pictures.matrices import LETTERS, Matrix, matrices_of, prune_, quantize_
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.folders import write_modified_run
 from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
@@ -179,6 +180,7 @@ def prune(
         raise UsageError("pass the data to measure accuracy on, or --out to save the network")
     classifier = load(folder, device=device)
     classifier.check_decides()
+    classifier.calibration = RunCalibration()  # that of the trained weights does not hold for changed ones
     every = matrices_of(classifier.model, letters)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
     images = EvaluationData(data, settings, [classifier.folder]).open(classifier) if data is not None else None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.evaluation.classification import MACRO_METRICS, ClassificationReport, overfitting_note
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.metrics import read_metrics
 from patchloom.tasks.images.automatic_start import FEW_IMAGES, fine_tuning_advice, may_start_from_weights
 from patchloom.tasks.images.report import image_page
@@ -28,7 +29,8 @@ class ClassificationReporting(Reporting):
         return ", ".join([self.metrics_text(values), *more])
 
     def result_lines(self, plan: Any, report: ClassificationReport) -> Iterator[str]:
-        """Yield a warning if the training images were memorized, and advice if they are few to train from scratch."""
+        """Yield the calibration, a warning if training images were memorized, and advice if they are few."""
+        yield from _calibration_lines(plan)
         records = read_metrics(plan.folder / "metrics.jsonl")
         if note := overfitting_note(records, report, pretrained=bool(plan.settings.init)):
             yield f"warning: {note}"
@@ -43,3 +45,16 @@ class ClassificationReporting(Reporting):
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:
         return image_page(folder, settings)
+
+
+def _calibration_lines(plan: Any) -> Iterator[str]:
+    calibration, max_error = read_calibration(plan.folder), plan.settings.max_error
+    before, after, promise = calibration.before, calibration.after, calibration.rules.promise
+    if before and after:
+        errors = f"{before.calibration_error:.1f} % → {after.calibration_error:.1f} %"
+        yield f"calibrated with temperature {calibration.rules.temperature:.3g}: calibration error {errors}"
+    if promise:
+        yield promise.in_words()
+    elif max_error is not None:
+        command = f"patchloom calibrate {shlex.quote(str(plan.folder))} --max-error {max_error}"
+        yield f"note: the run answers every image, without a promise; {command} tells why or makes one"

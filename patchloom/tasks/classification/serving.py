@@ -20,6 +20,8 @@ from patchloom.tasks.endpoints import (
 )
 from patchloom_runtime.artifacts.artifact import Artifact
 
+ABSTAINED = {"type": "string", "description": "Why the model does not answer; empty if it does."}
+
 
 class ClassifierServing(Serving):
     """Classes, vectors and evidence of images, as far as a model supports them."""
@@ -28,10 +30,11 @@ class ClassifierServing(Serving):
         "predict": Endpoint(
             summary="The most likely classes of images",
             options=(EndpointOption("top", int, 3, "Number of classes.", 1, MOST_RESULTS),),
-            result=object_schema(answers=CLASSES),
+            result=object_schema(answers=CLASSES, abstained=ABSTAINED),
             tensors={
                 "label": OutputTensor("BYTES", lambda result: [each["label"] for each in result["answers"]]),
                 "probability": OutputTensor("FP32", lambda result: [each["probability"] for each in result["answers"]]),
+                "abstained": OutputTensor("BYTES", lambda result: result["abstained"], is_list=False),
             },
         ),
         "embed": Endpoint(
@@ -47,6 +50,7 @@ class ClassifierServing(Serving):
             ),
             result=object_schema(
                 answers=CLASSES,
+                abstained=ABSTAINED,
                 label=TEXT,
                 kind={"enum": ["evidence", "contribution", "attention", "share"]},
                 map={
@@ -81,7 +85,10 @@ class ClassifierServing(Serving):
 def _predict(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     predictions = model.predict(list(images), top=options["top"])
     return [
-        {"answers": [{"label": label, "probability": probability} for label, probability in classes]}
+        {
+            "answers": [{"label": label, "probability": probability} for label, probability in classes],
+            "abstained": classes.abstained,
+        }
         for classes in predictions
     ]
 

@@ -18,7 +18,7 @@ from patchloom.inference.evaluation_methods import (
     EvaluationSettings,
     ProbeKeywords,
 )
-from patchloom.inference.evaluations import Evaluation, EvaluationData, evaluate_on
+from patchloom.inference.evaluations import Evaluation, EvaluationData, calibration_notes, evaluate_on
 from patchloom.inference.probes import Probes
 from patchloom.models.cost import Tradeoff, tradeoffs
 from patchloom.options import keywords_of
@@ -147,6 +147,7 @@ def evaluate(
     strict      raise an error for classes that a model does not know, instead of adding a note
     reading     how to read the data (`patchloom.Reading`; default: as in training)
     level       label level to compare with (default: that of the models' classes)
+    tta         average the probabilities of each image and its mirror image
     progress    called with the number of images done and their total
     """
     settings = EvaluationSettings(**options)
@@ -160,7 +161,10 @@ def evaluate(
         if others := [folder for folder in folders.values() if not is_run(str(folder))]:
             raise UsageError(f"{others[0]} is not a run folder: it has no config.json")
         stored = {name: _stored_predictions(folder) for name, folder in folders.items()}
-        evaluations = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in stored.items()}
+        evaluations = {
+            name: Evaluation(each.report, None, calibration_notes(each.report.temperature), each.fingerprint)
+            for name, each in stored.items()
+        }
     else:
         opened = EvaluationData(data, settings, [folder for folder in folders.values() if not is_artifact(folder)])
         evaluations = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}

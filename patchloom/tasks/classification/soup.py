@@ -13,6 +13,7 @@ from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import EvaluationData, evaluate_on
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.folders import refuse_taken, write_modified_run
 from patchloom.runs.predictions import Predictions
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
@@ -74,6 +75,8 @@ def soup(
     classifiers = {name: load(folder, device=device) for name, folder in folders.items()}
     _check_same(classifiers)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
+    for each in classifiers.values():
+        each.calibration = RunCalibration()  # a temperature holds for the weights it was fitted to
     first = next(iter(classifiers.values()))
     images = EvaluationData(data, settings, folders.values()).open(first)
     scores = {name: _top1(each, images, settings) for name, each in classifiers.items()}

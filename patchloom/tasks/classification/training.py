@@ -1,27 +1,52 @@
 """Training of classifiers."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes
+from patchloom.engine.run import Run
+from patchloom.evaluation.calibration import fit_temperature
 from patchloom.evaluation.classification import ClassificationReport, metric_names
+from patchloom.inference.classifier import load
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.options import share_of
 from patchloom.plugins import metrics_by_name, name_of
+from patchloom.recipes.choices import Choice
+from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
+from patchloom.tasks.classification.calibrate import RuleSettings, fit_rules, negatives_note
 from patchloom.tasks.images.judges import ClassJudge
-from patchloom.tasks.images.plan import ImagePlan
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved
 from patchloom.tasks.images.training import WholeImageTraining
 from patchloom.tasks.settings import TrainingSettings
+from patchloom_runtime.calibration import Calibration
 from patchloom_runtime.errors import UsageError, first_line, nearest
+
+
+class ClassPlanner(ImagePlanner):
+    """Images with one class each, of which some may be negatives."""
+
+    fits_rules = True
+
+    def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
+        names, negatives = opened.splits.classes.names, opened.settings.negatives
+        RuleSettings(negatives=negatives).check(names)
+        resolved = super().resolve(opened, epochs)
+        return replace(resolved, notes=(*resolved.notes, *filter(None, [negatives_note(names, negatives)])))
 
 
 class ClassificationTraining(WholeImageTraining):
     """A network with a classifier for the classes of the data, evaluated by its predictions for val."""
 
+    planner_type = ClassPlanner
     plugins = (*WholeImageTraining.plugins, "model", "transform", "batch_transform", "loss", "metric", "select")
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
@@ -40,9 +65,36 @@ class ClassificationTraining(WholeImageTraining):
     def judge(self, plan: ImagePlan, processes: Processes) -> ClassJudge:
         return ClassJudge(plan, processes)
 
+    def evaluate_best(self, plan: ImagePlan, run: Run, network: Any, reports: Sequence[Any]) -> Any:
+        """Evaluate the best weights on val, at the temperature that is fitted to these predictions."""
+        report: ClassificationReport = super().evaluate_best(plan, run, network, reports)
+        if report.logits is None or not np.isfinite(report.logits).all():
+            return report
+        return report.at_temperature(fit_temperature(report.logits, report.labels))
+
     def write_val(self, plan: ImagePlan, report: ClassificationReport) -> None:
-        """Write `predictions.safetensors`, one row per image of val."""
+        """Write `predictions.safetensors`, one row per image of val, and `calibration.json`."""
         save_predictions(plan.folder, Predictions(report, fingerprint(plan.splits.val)))
+        if report.logits is None:
+            return
+        before, after = report.at_temperature(1.0).reliability(), report.reliability()
+        rules = Calibration(report.temperature, plan.settings.negatives)
+        write_calibration(plan.folder, RunCalibration(rules, len(report.index), before, after))
+        if plan.settings.max_error is not None:
+            _fit_promise(plan)
+
+
+def _fit_promise(plan: ImagePlan) -> None:
+    """Store the rules of a run with --max-error, if val allows its promise; the report names them."""
+    settings = plan.settings
+    assert settings.max_error is not None
+    wanted = RuleSettings(share_of(settings.max_error, "--max-error"), negatives=settings.negatives)
+    evaluation = EvaluationSettings(batch=plan.recipe.optim.batch_size, workers=plan.workers)
+    classifier, val = load(plan.folder, device=settings.device), plan.splits.val
+    assert isinstance(val, LabeledImages)
+    result = fit_rules(classifier, val, plan.splits.train, wanted, evaluation)
+    if result.predictions is not None:
+        result.store()
 
 
 def _check_loss(loss: Callable[[Tensor, Tensor], Any], plan: ImagePlan) -> None:

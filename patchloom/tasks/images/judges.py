@@ -153,6 +153,7 @@ class ClassJudge(ImageJudge):
             pixel_std=network.pixel_std,
             gather=self._joined,
             metrics=self._metrics,
+            keep_logits=not self._together,  # for the temperature
         )
 
 

@@ -15,6 +15,7 @@ from patchloom.models.pretrained.published import load_published
 from patchloom.models.registry import create_model
 from patchloom.report.page import write_page
 from patchloom.report.pictures.look import ImageLook, look
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.config import Preprocessing
 from patchloom.runs.locate import find_run
 from patchloom.tasks.classification.exported import open_exported_classifier
@@ -34,6 +35,7 @@ class LookSubject(NamedTuple):
     network: Network
     preprocessing: Preprocessing | None  # None: resize to the network's size
     labels: Sequence[str]  # empty: classes are numbers
+    calibration: RunCalibration | None = None
 
 
 class LookRequest(NamedTuple):
@@ -87,7 +89,15 @@ def look_at(
         title = f"Mistakes of {name}, highest confidence first" if decides else f"Val images of {name}"
     readable = _readable(requests, notes)
     images, truths = [one.image for one in readable], [one.truth for one in readable]
-    results = look(subject.network, subject.preprocessing, images, subject.labels, top=top, truths=truths)
+    results = look(
+        subject.network,
+        subject.preprocessing,
+        images,
+        subject.labels,
+        top=top,
+        truths=truths,
+        calibration=subject.calibration,
+    )
     looks = [(one.name, "", result) for one, result in zip(readable, results, strict=True)]
     write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
     return LookPage(out, looks, notes)
@@ -105,7 +115,7 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
     transform = classifier.transform()
     predictions = classifier.predict([one.image for one in readable], top=top)
     looks = [
-        (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth))
+        (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth, scores.abstained))
         for one, scores in zip(readable, predictions, strict=True)
     ]
     title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
@@ -179,7 +189,7 @@ def _read_run(spec: str) -> RunContents:
 def _subject_of(contents: RunContents) -> LookSubject:
     if contents.network is None:
         raise UsageError(f"{contents.folder} has no weights that can be read: {contents.notes[-1]}")
-    return LookSubject(contents.network, contents.files.preprocessing, contents.files.labels)
+    return LookSubject(contents.network, contents.files.preprocessing, contents.files.labels, contents.calibration)
 
 
 def _val_requests(contents: RunContents, data: str | None, count: int) -> list[LookRequest]:

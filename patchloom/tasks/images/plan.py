@@ -51,6 +51,7 @@ from patchloom.tasks.images.init_weights import InitWeights, find_init_weights
 from patchloom.tasks.images.networks import make_backbone, make_network, teacher_names
 from patchloom.tasks.plan import (
     AUTOMATIC,
+    RULE_OPTIONS,
     OpenedSettings,
     Plan,
     check_numbers,
@@ -58,6 +59,7 @@ from patchloom.tasks.plan import (
     named_start,
     placed,
     plugged_parts,
+    refuse_unread,
     same_run,
     seconds_of,
     train_share_of_settings,
@@ -210,6 +212,7 @@ class ImagePlanner:
     plan_type: ClassVar[type[ImagePlan]] = ImagePlan
     levels_are_of_labels: ClassVar[bool] = True  # else `source` applies --level
     fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
+    fits_rules: ClassVar[bool] = False  # whether models of the task may abstain
     starts_at_one_size: ClassVar[bool] = True  # whether `--init auto` may choose a network for images of one size
 
     def __init__(self, task: Task) -> None:
@@ -256,6 +259,8 @@ class ImagePlanner:
 def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) -> ImagePlan:
     """Plan a run on images. Errors in options, recipe and data are raised here, before any work."""
     check_numbers(settings)
+    if not planner.fits_rules:
+        refuse_unread(settings, RULE_OPTIONS, planner.task.refusal)
     chooses_start = settings.init == AUTOMATIC
     settings = replace(settings, init=named_start(settings.init))
     source = planner.source(_find_source(settings), settings)

@@ -23,7 +23,13 @@ from patchloom.recipes.schema import Recipe
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.report.pictures.pictures import Picture, pictures_of
 from patchloom.report.run_report import Charts, neighbor_count, training, validation
-from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
+from patchloom.report.sections import (
+    class_section,
+    confusion_section,
+    mistake_section,
+    picture_section,
+    reliability_section,
+)
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.predictions import Predictions
 from patchloom.runs.run_metadata import data_path
@@ -37,6 +43,7 @@ from patchloom.tasks.images.run_contents import (
 )
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import TaskPage
+from patchloom_runtime.calibration import Calibration, Reliability
 from patchloom_runtime.errors import DataError
 
 MAX_MISTAKES = 24
@@ -69,7 +76,7 @@ def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
         measure=measure,
         interval=report.top_interval() if report else None,
         beside=[row[:2] for row in _macro_rows(dict(report))] if report and report.is_imbalanced else [],
-        numbers=number_rows(report, settings.part or "val") if report else [],
+        numbers=number_rows(report, settings.part or "val", contents.calibration.before) if report else [],
         charts=_charts(contents.files.recipe, metrics, uneven=bool(report and report.is_imbalanced)),
         sections=_sections(contents, images, report, pictures),
         cost=cost_rows(cost) if (cost := count_cost(contents)) else (),
@@ -98,11 +105,25 @@ def _sections(
         names = report.classes
         sections.append(confusion_section(report.confusion, names))
         sections.append(class_section(report.class_accuracy, names, report.confusion))
+        if (calibration := contents.calibration).before and calibration.after:
+            sections.append(reliability_section(calibration.before, calibration.after, _rule_notes(calibration.rules)))
         if mistakes := _mistakes(contents, images, report):
             sections.append(mistake_section(mistakes, names))
     if pictures:
         sections.append(picture_section(pictures))
     return sections
+
+
+def _rule_notes(rules: Calibration) -> list[str]:
+    """Return sentences on the temperature and on when the model abstains."""
+    notes = [f"Logits are divided by {rules.temperature:.3g}, fitted on val."]
+    if rules.promise:
+        notes.append(f"Promise: {rules.promise.in_words()}. Below {rules.promise.threshold:.1%} it does not answer.")
+    if rules.distance:
+        notes.append(f"It rejects at most {rules.distance.rejects:.1%} of images like those of val as unlike the rest.")
+    if rules.negatives:
+        notes.append(f"Predictions of {', '.join(rules.negatives)} count as none of these.")
+    return notes
 
 
 def _evaluate_split(contents: RunContents, data: str | None, settings: EvaluationSettings) -> ImageSet:
@@ -118,8 +139,11 @@ def _evaluate_split(contents: RunContents, data: str | None, settings: Evaluatio
     return images
 
 
-def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[str, str, str]]:
-    """Return (name, value, explanation) of each number."""
+def number_rows(
+    report: ClassificationReport, split: str = "val", before: Reliability | None = None
+) -> list[tuple[str, str, str]]:
+    """Return (name, value, explanation) of each number; `before` are those of val without calibration."""
+    uncalibrated = f"; on val {before.calibration_error:.2f} % before calibration" if before else ""
     low, high = report.top_interval()
     values = dict(report)
     rows = [("top-1", f"{values['top1']:.2f} %", f"{low:.2f} … {high:.2f}, the {100 * LEVEL:.0f} % interval (Wilson)")]
@@ -132,7 +156,7 @@ def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[
         (
             "calibration error",
             f"{values['calibration_error']:.2f} %",
-            "difference between confidence and accuracy, 15 bins",
+            f"difference between confidence and accuracy, 15 bins{uncalibrated}",
         ),
         ("images", f"{len(report.index):,}", f"of the {split} split"),
     ]

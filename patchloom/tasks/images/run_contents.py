@@ -16,6 +16,7 @@ from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
 from patchloom.report.run_report import neighbor_count
+from patchloom.runs.calibration import RunCalibration, read_calibration
 from patchloom.runs.checksums import reading_once
 from patchloom.runs.config import RunFiles, is_run, read_run_files
 from patchloom.runs.metrics import read_metrics
@@ -37,6 +38,7 @@ class RunContents:
     record: RunMetadata | None = None
     predictions: Predictions | None = None
     network: Network | None = None
+    calibration: RunCalibration = field(default_factory=RunCalibration)
     metrics: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -54,6 +56,8 @@ def read_run(folder: Path, network: Network | None = None) -> RunContents:
     contents.record = contents.attempt(lambda: read_run_metadata(folder))
     if contents.files.decides:
         contents.predictions = contents.attempt(lambda: load_predictions(folder, len(contents.files.labels)))
+        calibration = contents.attempt(lambda: read_calibration(folder))
+        contents.calibration = calibration or RunCalibration()
     contents.network = network or contents.attempt(lambda: load_network(folder)[0])
     contents.metrics = contents.attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []
     return contents

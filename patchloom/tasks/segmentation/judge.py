@@ -25,6 +25,7 @@ from patchloom_runtime.errors import DataError
 CACHE_BYTES = 2 << 30  # of images and masks that stay decoded between evaluations
 READ_AHEAD = 32
 TIMED_IMAGES = 8  # that are timed for --time
+SAMPLED_IMAGES, SAMPLED_PIXELS = 64, 500  # of val, and of each of these, that a temperature is fitted to
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,23 @@ def evaluate_pixels(
         if progress:
             progress(done, len(pixels.rows))
     return counting.report()
+
+
+def sampled_logits(
+    maps: PixelClassifier, images: ImageSet, classes: int, ignored: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits (N, K) and classes (N,) of random labeled pixels of images spread over a dataset."""
+    rng = np.random.default_rng(0)
+    rows = np.unique(np.linspace(0, len(images) - 1, min(SAMPLED_IMAGES, len(images))).round().astype(int))
+    logits, labels = [np.empty((0, classes), np.float32)], [np.empty(0, np.int64)]
+    for pixels in PixelSet(images, rows.tolist()):
+        known = labeled(torch.from_numpy(pixels.mask.astype(np.int32)), classes, ignored).flatten().numpy()
+        places = np.flatnonzero(known >= 0)
+        places = rng.permutation(places)[:SAMPLED_PIXELS]
+        image = torch.from_numpy(pixels.picture.copy()).permute(2, 0, 1).to(maps.device)
+        logits.append(maps.logits_at(image, torch.from_numpy(places).to(maps.device)).cpu().numpy())
+        labels.append(known[places].astype(np.int64))
+    return np.concatenate(logits), np.concatenate(labels)
 
 
 def _translated(known: Tensor, numbers: Tensor | None) -> Tensor:

@@ -14,7 +14,8 @@ from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.objectives.segmentation import CHARTS
 from patchloom.report.pictures.overlays import NO_CLASS, color_mask, palette
 from patchloom.report.run_report import training, validation
-from patchloom.report.sections import gallery_section, table_section
+from patchloom.report.sections import gallery_section, reliability_section, table_section
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.run_metadata import data_path, read_run_metadata
@@ -52,6 +53,10 @@ def segmentation_page(folder: Path, settings: ReportSettings) -> TaskPage:
     images = attempted(lambda: images_of(folder, settings, place, val), notes) if val else None
     report = val.report if val else None
     sections = [*_tables(report)] if report else []
+    calibration = attempted(lambda: read_calibration(folder), notes)
+    if calibration and calibration.before and calibration.after:
+        note = f"Random pixels of val. Logits are divided by {calibration.rules.temperature:.3g}, fitted on val."
+        sections.append(reliability_section(calibration.before, calibration.after, [note]))
     if report is not None and images is not None and segmenter is not None:
         sections += _galleries(segmenter, images, report)
     return TaskPage(

@@ -61,6 +61,7 @@ class PixelClassifier:
 
     network: SegmentationNetwork
     how: ViewSettings = field(default_factory=ViewSettings)
+    temperature: float = 1.0  # that logits are divided by for probabilities
 
     def __post_init__(self) -> None:
         self._sized: dict[Size, SegmentationNetwork] = {}
@@ -81,8 +82,18 @@ class PixelClassifier:
         result = torch.empty((self.network.config.num_classes, height, width), device=image.device)
         averaged = self._averages_scales
         for rows, columns, scores in self._scores(image[None]):
-            result[:, rows, columns] = scores[0] if averaged else scores[0].softmax(dim=0)
+            result[:, rows, columns] = scores[0] if averaged else (scores[0] / self.temperature).softmax(dim=0)
         return result
+
+    @torch.no_grad()
+    def logits_at(self, image: Tensor, places: Tensor) -> Tensor:
+        """Return the logits (N, K) of one image (3, H, W) uint8 at N places, given as row · W + column."""
+        width = image.shape[2]
+        chosen = torch.empty((len(places), self.network.config.num_classes), device=image.device)
+        for tile in self._tiles(image[None], 1.0):
+            inside = (places // width >= tile.rows.start) & (places // width < tile.rows.stop)
+            chosen[inside] = tile.logits[0].flatten(1)[:, places[inside] - tile.rows.start * width].T.float()
+        return chosen
 
     def images_at_once(self, size: Size) -> int:
         """Return the number of images of (height, width) per call."""
@@ -117,7 +128,7 @@ class PixelClassifier:
             total = torch.zeros((), device=images.device)
             for scale in self.how.scales:
                 for flipped in (False, True) if self.how.flip else (False,):
-                    view = self._assembled(part.flip(3) if flipped else part, scale).softmax(dim=1)
+                    view = (self._assembled(part.flip(3) if flipped else part, scale) / self.temperature).softmax(dim=1)
                     total = total + (view.flip(3) if flipped else view)
             count = len(self.how.scales) * (1 + self.how.flip)
             yield rows, columns, (total / count)[:, :, inside[0], inside[1]]

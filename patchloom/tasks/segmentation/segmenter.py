@@ -18,6 +18,7 @@ from patchloom.disk import atomic_write, make_folder
 from patchloom.machine import resolve_device
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.report.pictures.overlays import class_shares, color_mask, index_image, overlay_mask
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.locate import run_folder
 from patchloom.runs.weights import load_trained
@@ -45,11 +46,13 @@ class Segmented:
 class Segmenter:
     """A segmentation network with its class names and view settings."""
 
-    def __init__(self, model: SegmentationNetwork, files: RunFiles, *, multi_scale: bool = False) -> None:
+    def __init__(
+        self, model: SegmentationNetwork, files: RunFiles, *, multi_scale: bool = False, temperature: float = 1.0
+    ) -> None:
         self.model = model
         self.labels = files.labels
         self._name = files.model
-        self.maps = PixelClassifier(model, ViewSettings.of(files.recipe, multi_scale=multi_scale))
+        self.maps = PixelClassifier(model, ViewSettings.of(files.recipe, multi_scale=multi_scale), temperature)
 
     def __repr__(self) -> str:
         return f"Segmenter({self._name}, {len(self.labels)} classes, {self.device})"
@@ -144,8 +147,10 @@ def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
 
 def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:
     """Load the segmentation model of a run folder."""
-    network, files = load_segmentation(run_folder(source))
-    return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale)
+    folder = run_folder(source)
+    network, files = load_segmentation(folder)
+    temperature = read_calibration(folder).rules.temperature
+    return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale, temperature=temperature)
 
 
 class ExportedSegmenter(Segmenter):

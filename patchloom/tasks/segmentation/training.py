@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,6 +13,7 @@ from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.checking.survey import Survey
 from patchloom.data.datasets import Source, Splits
 from patchloom.engine.distribution import Processes
+from patchloom.evaluation.calibration import fit_temperature, reliability_at
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.models.cost import cost
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
@@ -20,6 +22,7 @@ from patchloom.recipes.candidates import Candidate, segmentation_candidates
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
+from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.networks import network_options
 from patchloom.tasks.images.plan import (
@@ -32,8 +35,10 @@ from patchloom.tasks.images.plan import (
 )
 from patchloom.tasks.images.training import ImageTraining, image_loader, initialize_backbone, write_image_files
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
-from patchloom.tasks.segmentation.judge import SegmentationJudge
+from patchloom.tasks.segmentation.judge import SegmentationJudge, sampled_logits
 from patchloom.tasks.segmentation.run_files import ValSegmentation, write_segmented
+from patchloom.tasks.segmentation.segmenter import load_segmenter
+from patchloom_runtime.calibration import Calibration
 from patchloom_runtime.errors import DataError, UsageError
 
 MASK = "mask"
@@ -134,8 +139,17 @@ class SegmentationTraining(ImageTraining):
         write_image_files(plan, network, preprocessing_of(plan.recipe, network), plan.class_names)
 
     def write_val(self, plan: ImagePlan, report: SegmentationReport) -> None:
-        """Write `segmented.safetensors`: pixel counts per image of val and class."""
+        """Write `segmented.safetensors`, pixel counts per image of val and class, and `calibration.json`."""
         write_segmented(plan.folder, ValSegmentation(report, fingerprint(plan.splits.val)))
+        maps = load_segmenter(plan.folder, device=plan.settings.device).maps
+        train: Any = plan.splits.train
+        ignored = train.layers[MASK].outside
+        logits, labels = sampled_logits(maps, plan.splits.val, len(plan.class_names), ignored)
+        if not len(logits) or not np.isfinite(logits).all():
+            return
+        temperature = fit_temperature(logits, labels)
+        before, after = (reliability_at(logits, labels, each) for each in (1.0, temperature))
+        write_calibration(plan.folder, RunCalibration(Calibration(temperature), len(labels), before, after))
 
 
 def make_segmentation(recipe: Recipe, classes: int) -> SegmentationNetwork:

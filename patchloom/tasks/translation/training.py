@@ -20,7 +20,15 @@ from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import override
 from patchloom.runs.config import is_run
 from patchloom.runs.provenance import Provenance, write_left_out, write_provenance
-from patchloom.tasks.plan import TrainingSettings, check_numbers, named_start, placed, refuse_unread, same_run
+from patchloom.tasks.plan import (
+    RULE_OPTIONS,
+    TrainingSettings,
+    check_numbers,
+    named_start,
+    placed,
+    refuse_unread,
+    same_run,
+)
 from patchloom.tasks.provenance import place_of, refuse_other_data, refuse_other_start, starting_record
 from patchloom.tasks.task import Training
 from patchloom.tasks.translation.evaluation import TextEvaluation, evaluate_pairs
@@ -40,7 +48,7 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 # Settings that are about images.
 _IMAGE_OPTIONS = (
     *("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit"),
-    *("without", "corrections", "val"),
+    *("without", "corrections", "val", *RULE_OPTIONS),
 )
 
 

@@ -3,6 +3,7 @@
 artifact.json        the model, its preprocessing, and checksums of the other files (`metadata.py`)
 model.onnx …         the graph: pixels in, named outputs out (`engines/engine.py`); model.onnx.z: zlib-compressed
 labels.json          class names
+training_features.f16  vectors of training images, if the model rejects images unlike them
 parity.json          comparison of the run and this artifact on the same images
 README.md            the model card
 """
@@ -12,6 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from patchloom_runtime.artifacts.metadata import (
+    FEATURES,
     FILE,
     LABELS,
     PACKED,
@@ -30,6 +33,7 @@ from patchloom_runtime.artifacts.metadata import (
     read_about,
     read_whole,
 )
+from patchloom_runtime.calibration import UNCALIBRATED, Calibration, ClassScores
 from patchloom_runtime.engines.engine import ENGINES, MODEL, Graph
 from patchloom_runtime.errors import CheckpointError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
@@ -84,7 +88,28 @@ class Artifact:
 
 
 class ArtifactClassifier(Artifact):
-    """An exported classifier or embedding model."""
+    """An exported classifier or embedding model. Its settings are a `Calibration`."""
+
+    settings_shape: ClassVar[Mapping[str, Any]] = {"calibration?": dict}
+
+    @classmethod
+    def read_settings(cls, values: Mapping[str, Any]) -> Calibration:
+        if not (section := values.get("calibration")):
+            return UNCALIBRATED
+        rules = Calibration.from_dict(section)
+        if rules.distance and (FEATURES not in values["files"] or "embedding" not in values["outputs"]):
+            raise ValueError(f"its distance rule needs the file {FEATURES} and the output embedding")
+        return rules
+
+    @cached_property
+    def features(self) -> np.ndarray | None:
+        """The stored vectors (M, C) of the distance rule, or None without one."""
+        if self.about.settings.distance is None:
+            return None
+        shape, data = self.about.settings.distance.stored, read_whole(self.folder / FEATURES)
+        if len(data) != 2 * shape[0] * shape[1]:
+            raise CheckpointError(f"{self.folder / FEATURES} is damaged: it has {len(data):,} bytes. Export it again.")
+        return np.frombuffer(data, "<f2").reshape(shape)
 
     def preprocess(self, image: Any) -> np.ndarray:
         """Return the pixels (H, W, 3) uint8 that the graph takes for one image, bit for bit those of the run."""
@@ -97,13 +122,13 @@ class ArtifactClassifier(Artifact):
 
         An image is a path, bytes, an open file, a PIL image or a numpy array (H, W[, channels]). Several are a folder,
         a batch or any iterable. Raises DataError with the name of an image that cannot be read.
+
+        A list has an attribute `abstained`: the reason why the model does not answer, or "".
         """
         at_least("top", top, 1)
         if "logits" not in self.about.outputs:
             raise UsageError(f"{self.about.network} was trained without a classifier and names no classes; use embed")
-        batches = [outputs["logits"] for outputs in self._outputs(images)]
-        rows = np.concatenate(batches or [np.empty((0, 1), np.float32)])
-        predictions = [self._top_classes(row, top) for row in rows]
+        predictions = [scores for outputs in self._outputs(images) for scores in self._scores(outputs, top)]
         return predictions[0] if is_single_image(images) else predictions
 
     @with_near_options
@@ -126,11 +151,18 @@ class ArtifactClassifier(Artifact):
                 )
             yield outputs
 
-    def _top_classes(self, logits: np.ndarray, top: int) -> list[tuple[str, float]]:
-        probabilities = np.exp(logits - logits.max())
-        probabilities /= probabilities.sum()
-        best = np.argsort(-probabilities, kind="stable")[:top]
-        return [(self.labels[number], float(probabilities[number])) for number in best]
+    def _scores(self, outputs: Mapping[str, np.ndarray], top: int) -> Iterator[ClassScores]:
+        rules, logits = self.about.settings, outputs["logits"]
+        probabilities = rules.probabilities(logits)
+        # Sorted by logits, since dividing by the temperature may make two of them equal.
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        distances: Any = [None] * len(logits)
+        if rules.distance and self.features is not None:
+            distances = rules.distance.distances(self.features, outputs["embedding"]).tolist()
+        for row, numbers in enumerate(best):
+            scores = ClassScores((self.labels[number], float(probabilities[row, number])) for number in numbers)
+            scores.abstained = rules.reason(scores[0], distances[row])
+            yield scores
 
 
 def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:

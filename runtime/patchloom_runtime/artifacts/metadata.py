@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from patchloom_runtime.artifacts.artifact import Artifact
 
 FILE, LABELS, PARITY, CARD = "artifact.json", "labels.json", "parity.json", "README.md"
+FEATURES = "training_features.f16"  # stored vectors of a distance rule: float16, little-endian, row by row
 EARLIER_FILE = "artefact.json"  # name of FILE in earlier exports
 PACKED = ".z"
 FORMAT = 1

@@ -151,7 +151,15 @@ def _predict_command(seeds: Path, folder: Path) -> tuple[Any, ...]:
 
 
 RUNS: dict[str, Reader] = {
-    "run": Reader(made("run"), read_run, RUN_FILES, repair_run, ours=True, share=2, command=_predict_command),
+    "run": Reader(
+        made("run"),
+        read_run,
+        {**RUN_FILES, "run/calibration.json": "json"},
+        repair_run,
+        ours=True,
+        share=2,
+        command=_predict_command,
+    ),
     "decisions": Reader(
         made("run"),
         read_decisions,

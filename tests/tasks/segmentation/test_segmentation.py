@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.inference.classifier import load as load_classifier
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_recipe
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.segmentation.run_files import read_segmented
+from patchloom.tasks.segmentation.segmenter import load_segmenter
 from patchloom.tasks.table import task_of_run
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import UsageError
@@ -97,6 +99,22 @@ def test_the_page_shows_classes_and_images_beside_the_truth(run: Path) -> None:
     assert missing(page, "mIoU", '<section id="worst">', '<section id="best">') == []
     assert all(f"<td>{name}</td>" in page for name in ("ground", "red", "blue"))
     assert page.count("data:image") >= 8
+
+
+def test_probabilities_of_pixels_are_calibrated_and_masks_stay(run: Path, data: Path) -> None:
+    calibration, segmenter = read_calibration(run), load_segmenter(run, device="cpu")
+    assert calibration.before is not None
+    assert calibration.after is not None
+    assert calibration.after.loss <= calibration.before.loss
+    assert segmenter.maps.temperature == calibration.rules.temperature != 1
+    image = torch.from_numpy(np.array(Image.open(next((data / "images").rglob("*.jpg"))).convert("RGB"))).permute(
+        2, 0, 1
+    )
+    calibrated, places = segmenter.maps.probabilities(image), torch.arange(0, image[0].numel(), 7)
+    logits = segmenter.maps.logits_at(image, places) / calibration.rules.temperature
+    torch.testing.assert_close(calibrated.flatten(1)[:, places].T, logits.softmax(dim=1))
+    segmenter.maps.temperature = 1.0
+    torch.testing.assert_close(segmenter.maps.probabilities(image).argmax(dim=0), calibrated.argmax(dim=0))
 
 
 def test_a_run_is_evaluated_with_and_without_its_data(run: Path, data: Path, monkeypatch, capsys) -> None:

@@ -1,0 +1,63 @@
+"""`patchloom calibrate RUN [DATA]`: probabilities and abstentions that can be relied on."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Annotated
+
+from patchloom.cli.options import Batch, Device, Json, ReadingOptions, Workers, keywords
+from patchloom.data.reading import AS_IT_IS
+from patchloom.options import Argument, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """Options of `patchloom calibrate`."""
+
+    run: Annotated[str, Argument("Run of a classifier.", complete="run")]
+    data: Annotated[
+        str | None, Argument("Images with its classes that it was not trained on. Default: the data of the run.")
+    ] = None
+    max_error: Annotated[
+        str | None,
+        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE"),
+    ] = None
+    confidence: Annotated[str, Option("Probability that the promise holds.", metavar="SHARE")] = "90%"
+    max_rejected: Annotated[
+        str,
+        Option(
+            "Reject images unlike the training images, but at most this share of others; 0: reject none.",
+            metavar="SHARE",
+        ),
+    ] = "1%"
+    negatives: Annotated[tuple[str, ...], Option("Class that means none of these. Repeatable.", metavar="CLASS")] = ()
+    split: Annotated[str | None, Option("val, test or all. Default: val, or the images the run held out.")] = None
+    device: Device = "auto"
+    reading: ReadingOptions = AS_IT_IS
+    batch: Batch = 64
+    workers: Workers = 0
+    as_json: Json = False
+
+
+def calibrate(options: CalibrateOptions) -> None:
+    """Fit the temperature of a classifier, and when it answers "none of these", to images it was not trained on.
+
+    patchloom calibrate runs/photos --max-error 5%
+
+    The rules are stored in the run. They apply to predict, look, report, serve and app, and to what is exported next.
+    """
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.data.checking.scan import scan_bar
+    from patchloom.tasks.classification.calibrate import calibrate as calibrate_run
+
+    max_rejected = None if options.max_rejected in ("0", "0%") else options.max_rejected
+    with scan_bar(what="evaluating") as progress:
+        result = calibrate_run(**keywords(options, "max_rejected"), max_rejected=max_rejected, progress=progress)
+    if options.as_json:
+        print_json(result.to_dict())
+        return
+    for note in result.notes:
+        print(f"note: {note}")
+    for line in result.lines():
+        print_result(line)
+    run = shlex.quote(options.run)
+    print(f"Next: patchloom predict {run} IMAGE…   |   patchloom report {run}")
