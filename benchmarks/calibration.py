@@ -22,7 +22,7 @@ from patchloom_runtime.errors import DataError
 def measured(data: str, folder: Path, max_error: str) -> dict[str, Any]:
     """Return the numbers of one run on the test split."""
     row: dict[str, Any] = {"run": folder.name}
-    patchloom.calibrate(folder, max_rejected=None)
+    patchloom.calibrate(folder, max_rejected=0)
     model = patchloom.load(folder)
     plain = model.evaluate(data, split="test")
     row |= {"top1": plain.report.top(1), "ece": plain.report.calibration_error(), "images": len(plain.report.index)}

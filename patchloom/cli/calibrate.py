@@ -49,9 +49,8 @@ def calibrate(options: CalibrateOptions) -> None:
     from patchloom.data.checking.scan import scan_bar
     from patchloom.tasks.classification.calibrate import calibrate as calibrate_run
 
-    max_rejected = None if options.max_rejected in ("0", "0%") else options.max_rejected
     with scan_bar(what="evaluating") as progress:
-        result = calibrate_run(**keywords(options, "max_rejected"), max_rejected=max_rejected, progress=progress)
+        result = calibrate_run(**keywords(options), progress=progress)
     if options.as_json:
         print_json(result.to_dict())
         return

@@ -121,8 +121,8 @@ def calibrate(
     data: Data | None = None,
     *,
     max_error: float | str | None = None,
-    confidence: float | str = CONFIDENCE,
-    max_rejected: float | str | None = MAX_REJECTED,
+    confidence: float | str = "90%",
+    max_rejected: float | str = "1%",
     negatives: Sequence[str] = (),
     split: str | None = None,
     device: str = "auto",
@@ -133,14 +133,14 @@ def calibrate(
 ) -> CalibrationResult:
     """Fit the temperature of a run and the rules by which it abstains, and store them in the run folder.
 
-    Without `max_error`, `negatives` and `max_rejected`, the run answers every image. Raises DataError if the images do
+    Without `max_error` and `negatives`, and with `max_rejected` 0, the run answers every image. Raises DataError if the images do
     not allow the promise. Earlier rules are replaced.
 
     run           run folder of a classifier
     data          images with its classes that it was not trained on (default: the data of the run)
     max_error     largest share of wrong answers to promise: 0.05 or '5%'
     confidence    probability that the promise holds, over the draw of these images
-    max_rejected  reject images unlike the training images, but at most this share of images like these; None: no image
+    max_rejected  reject images unlike the training images, but at most this share of images like these; 0: no image
     negatives     classes that mean none of these
     split         val, test or all (default: val, else the images the run held out)
     device        'cpu', 'cuda' …; 'auto' uses a GPU if there is one
@@ -152,7 +152,7 @@ def calibrate(
     settings = RuleSettings(
         None if max_error is None else share_of(max_error, "--max-error"),
         share_of(confidence, "--confidence"),
-        None if max_rejected is None else share_of(max_rejected, "--max-rejected"),
+        None if max_rejected in (0, "0", "0%") else share_of(max_rejected, "--max-rejected"),
         tuple(dict.fromkeys([negatives] if isinstance(negatives, str) else negatives)),
     )
     if split == "train":

@@ -136,7 +136,7 @@ def test_a_page_has_the_temperature_and_the_threshold(run: Path, tmp_path: Path)
 
 
 def test_calibrating_again_replaces_the_rules(run: Path) -> None:
-    result = patchloom.calibrate(run, max_rejected=None, device="cpu")
+    result = patchloom.calibrate(run, max_rejected=0, device="cpu")
     rules = read_calibration(run).rules
     assert (rules.promise, rules.distance, rules.negatives) == (None, None, ())
     assert rules == result.calibration.rules
