@@ -133,8 +133,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Fit the temperature of a run and the rules by which it abstains, and store them in the run folder.
 
-    Without `max_error` and `negatives`, and with `max_rejected` 0, the run answers every image. Raises DataError if the images do
-    not allow the promise. Earlier rules are replaced.
+    Without `max_error` and `negatives`, and with `max_rejected` 0, the run answers every image. Earlier rules are
+    replaced. Raises DataError if the images do not allow the promise.
 
     run           run folder of a classifier
     data          images with its classes that it was not trained on (default: the data of the run)
