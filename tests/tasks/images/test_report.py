@@ -27,7 +27,18 @@ def notes(page: Path) -> str:
     return text.partition('<section id="notes">')[2].partition("</section>")[0]
 
 
-WHOLE = ["summary", "numbers", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost"]
+WHOLE = [
+    "summary",
+    "numbers",
+    "curves",
+    "confusion",
+    "classes",
+    "reliability",
+    "mistakes",
+    "pictures",
+    "recipe",
+    "cost",
+]
 
 
 def test_a_whole_run_has_every_section(run) -> None:
@@ -63,8 +74,8 @@ def test_numbers_have_their_interval(run) -> None:
 @pytest.mark.parametrize(
     ("lost", "missing"),
     [
-        ("predictions.safetensors", {"numbers", "confusion", "classes", "mistakes"}),
-        ("weights.safetensors", {"pictures"}),
+        ("predictions.safetensors", {"numbers", "confusion", "classes", "reliability", "mistakes"}),
+        ("weights.safetensors", {"reliability", "pictures"}),  # a calibration belongs to its weights
         ("metrics.jsonl", {"curves"}),
         ("recipe.yaml", {"recipe"}),
     ],
