@@ -79,10 +79,12 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
         if classes not in (None, len(about["classes"])):
             raise ValueError(f"it has {len(about['classes']):,} classes, the run has {classes:,}")
         _check_columns(columns, len(about["classes"]))
-        integers = {name: columns[name].astype(np.int64) for name in _INTEGERS}
-        floats = {name: columns[name] for name in _FLOATS}
-        temperature = float(about.get("temperature", 1.0))
-        report = ClassificationReport(tuple(about["classes"]), **integers, **floats, temperature=temperature)
+        index, labels, predictions, ranks = (columns[name].astype(np.int64) for name in _INTEGERS)
+        confidence, losses = (columns[name] for name in _FLOATS)
+        report = ClassificationReport(
+            tuple(about["classes"]), index, labels, predictions, ranks, confidence, losses,
+            temperature=float(about.get("temperature", 1.0)),
+        )  # fmt: skip
         return Predictions(report, about["fingerprint"])
 
     return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, make)
