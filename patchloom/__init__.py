@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from patchloom.report.pictures.look import look as look
     from patchloom.report.pictures.pictures import pictures_of as pictures_of
     from patchloom.runs.convert import convert as convert
+    from patchloom.runs.watched import watch as watch
     from patchloom.tasks.classification.calibrate import calibrate as calibrate
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
     from patchloom.tasks.classification.pruning import prune as prune
@@ -109,6 +110,7 @@ _WHERE = {
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
     "verify": "patchloom.tasks.verify",
+    "watch": "patchloom.runs.watched",
 }
 # Names of earlier releases: module and the name to use instead.
 _DEPRECATED = {

@@ -24,6 +24,7 @@ from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
 from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
+from patchloom.cli.watch import WatchOptions
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluation_methods import (
@@ -39,7 +40,7 @@ from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
-FUNCTIONS += [patchloom.sweep, patchloom.audit, patchloom.prune, patchloom.predict]
+FUNCTIONS += [patchloom.sweep, patchloom.audit, patchloom.prune, patchloom.predict, patchloom.watch]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
 FUNCTIONS += [
     patchloom.probe,
@@ -145,6 +146,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
     "predict": (PredictOptions, patchloom.predict, set(), set()),
     "soup": (SoupOptions, patchloom.soup, set(), {"reading"}),
+    "watch": (WatchOptions, patchloom.watch, {"page", "every", "once"}, set()),
     "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -114,6 +115,15 @@ class WatchedRun:
             evaluation=evaluations[-1] if evaluations else None,
             picture=_newest_picture(self.folder),
         )
+
+
+def watch(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[RunState]:
+    """Return the state of each run now: what it is doing, how far it is and how fast.
+
+    A folder that does not exist has not begun. `patchloom watch` shows the same again and again.
+    """
+    folders = [runs] if isinstance(runs, str | os.PathLike) else runs
+    return [WatchedRun(Path(folder)).update() for folder in folders]
 
 
 def _state_of(folder: Path, status: dict[str, Any], *, has_records: bool) -> tuple[str, str, str]:

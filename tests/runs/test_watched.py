@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import patchloom
 from patchloom import disk
 from patchloom.cli import watch as watch_module
 from patchloom.cli.watch import text_chart
@@ -162,6 +163,13 @@ def test_watch_ends_with_the_runs(finished: Path, trained: Path, monkeypatch, ca
     assert done.code == 0
     (line,) = done.output.splitlines()
     assert missing(line, finished, "finished") == []
+
+
+def test_python_returns_the_states(finished: Path, folder: Path) -> None:
+    assert [state.state for state in patchloom.watch([finished, folder, "nowhere"])] == [
+        "finished", "stopped", "not begun",
+    ]  # fmt: skip
+    assert patchloom.watch(str(finished))[0].is_over
 
 
 def test_watch_follows_a_run(finished: Path, tmp_path: Path, monkeypatch, capsys) -> None:
