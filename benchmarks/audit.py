@@ -125,5 +125,5 @@ if __name__ == "__main__":
     other.add_argument("place", type=Path)
     other.set_defaults(do=compare)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    given = parser.parse_args()
-    given.do(given)
+    chosen = parser.parse_args()
+    chosen.do(chosen)

@@ -117,7 +117,7 @@ def _print(report: "AuditReport", page: Path) -> None:
         "predicted without retraining"
     )
     others = [(report.conflicts, "conflict"), (report.leaks, "leak"), (report.outliers, "outlier")]
-    print_result(f"also       {', '.join(plural(len(found), noun) for found, noun in others)}")
+    print_result(f"also       {', '.join(plural(len(listed), noun) for listed, noun in others)}")
     print_result(f"{page}")
     print("Next: open the page, save corrections.csv, and measure the gain:")
     for command in gain_commands(report):

@@ -17,7 +17,7 @@ from patchloom.data.datasets import ClassTable, LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.corrections import listed_names, read_corrections
 from patchloom.data.sources.source import find_source
-from patchloom.data.sources.specs import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, split_specs
 from patchloom.evaluation.feature_distances import entropies, uncertain_and_diverse
 from patchloom.evaluation.label_errors import find_label_errors
 from patchloom.inference.classifier import load
@@ -26,6 +26,7 @@ from patchloom.inference.evaluations import embed_on
 from patchloom.machine import device_kind, resolve_device
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.out_of_fold import OutOfFold, load_out_of_fold
+from patchloom.tasks.plan import refuse_unread
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.auditing.audit_report import (
     AuditedImage,
@@ -40,8 +41,10 @@ from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural, printable
 
+FOLDS = 5
 OUTLIER_DEVIATIONS = 3.5  # robust standard deviations of the log distance (Iglewicz and Hoaglin, 1993)
 MAX_OUTLIERS = 50
+_TRAINED = ("model", "recipe", "init", "epochs", "time", "size", "batch", "out")  # settings of new runs
 MUCH_NOISE = 0.25  # estimated share of wrong labels from which the models are to blame
 
 
@@ -49,7 +52,7 @@ MUCH_NOISE = 0.25  # estimated share of wrong labels from which the models are t
 def audit(
     data: Spec | Sequence[Spec],
     *,
-    folds: int = 5,
+    folds: int = FOLDS,
     folds_run: str | None = None,
     unlabeled: str | None = None,
     most: int = 20,
@@ -94,39 +97,40 @@ def audit(
     at_least("--most", most, 1)
     if reading.val is not None:
         raise UsageError(f"audit divides train into folds; drop --val {reading.val}")
-    specs, automatic = tuple(split_specs(data)), {"recipe": recipe, "init": init}
-    chosen: dict[str, Any] = {"model": model, "epochs": epochs, "time": time, "size": size, "batch": batch, "out": out}
-    chosen |= {"set": set or None} | {name: None if value == "auto" else value for name, value in automatic.items()}
-    if folds_run and (unread := [name for name, value in chosen.items() if value is not None]):
-        raise UsageError(f"--folds-run takes finished runs, so nothing is trained; drop --{unread[0]}")
-    device = resolve_device(device)
-    device_kind(device)
+    settings = TrainingSettings(
+        data=tuple(split_specs(data)), folds=folds, model=model, recipe=recipe, init=init, epochs=epochs, time=time,
+        size=size, batch=batch, changes=dict(set or {}), out=out, device=resolve_device(device), workers=workers,
+        **reading.chosen(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    if folds_run is not None:
+        why = "is for new runs, and --folds-run takes finished ones; drop one of the two"
+        refuse_unread(settings, _TRAINED, why)
+        if set or folds != FOLDS:
+            raise UsageError(f"--{'set' if set else 'folds'} {why}")
+    device_kind(settings.device)
     if unlabeled is not None:
         find_source(unlabeled)  # raises before the runs are trained
     with scan_bar() as progress:
-        checked = check(join_specs(specs), reading=reading, workers=workers, progress=progress)
+        checked = check(settings.data_text, reading=reading, workers=workers, progress=progress)
     if checked.task != "classify" or len(checked.classes) < 2:
         raise DataError(f"{checked.name}: audit compares class labels, and these data have fewer than two classes")
-    if folds_run is None:
-        settings = TrainingSettings(
-            data=specs, folds=folds, model=model, recipe=recipe, init=init, epochs=epochs, time=time, size=size,
-            batch=batch, changes=dict(set or {}), out=out, device=device, workers=workers,
-            **reading.chosen(),  # type: ignore[arg-type]
-        )  # fmt: skip
-        result = train_folds(settings, say=say)
-        if result.failed:
-            name, reason = next(iter(result.failed.items()))
-            raise UsageError(f"{result.folder / name} failed: {reason}; the same command tries it again")
-        folder = result.folder
-    else:
-        folder = Path(folds_run)
+    folder = _finished_folds(settings, say) if folds_run is None else Path(folds_run)
     predictions = load_out_of_fold(folder)
-    report = make_report(join_specs(specs), folder, predictions, checked, _reviewed(reading))
+    report = make_report(settings.data_text, folder, predictions, checked, _reviewed(reading))
     if unlabeled is None:
         return report
     say(f"unlabeled  {unlabeled}: predicting with {plural(len(predictions.weights), 'run')}")
-    worth, notes = _most_worth_labeling(folder, predictions, unlabeled, most, device, workers or 0)
+    worth, notes = _most_worth_labeling(folder, predictions, unlabeled, most, settings.device, workers or 0)
     return replace(report, unlabeled=worth, notes=(*report.notes, *notes))
+
+
+def _finished_folds(settings: TrainingSettings, say: Callable[[str], None]) -> Path:
+    """Train the runs of a cross-validation that have not finished, and return their folder."""
+    result = train_folds(settings, say=say)
+    if result.failed:
+        name, reason = next(iter(result.failed.items()))
+        raise UsageError(f"{result.folder / name} failed: {reason}; the same command tries it again")
+    return result.folder
 
 
 def make_report(

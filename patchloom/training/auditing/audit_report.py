@@ -139,8 +139,8 @@ class AuditReport:
         ]
 
     def __repr__(self) -> str:
-        found = f"{len(self.wrong_labels)} likely wrong labels in {len(self.predictions):,} images"
-        return f"AuditReport({printable(self.data)}: {found})"
+        counts = f"{len(self.wrong_labels)} likely wrong labels in {len(self.predictions):,} images"
+        return f"AuditReport({printable(self.data)}: {counts})"
 
     def _repr_html_(self) -> str:
         rows = [

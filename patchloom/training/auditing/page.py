@@ -30,44 +30,7 @@ _ABOUT = (
 def write_audit_page(path: Path, report: AuditReport, *, earlier: Sequence[Correction] = ()) -> None:
     """Write the page of an audit. `earlier` corrections are part of the file that the page saves."""
     cards = _Cards(report)
-    wrong = [
-        cards.card(
-            one.image,
-            one.suggestion,
-            [("labeled", one.image.label), (f"{one.probability:.0%} predicted".replace("%", " %"), one.suggestion)],
-        )
-        for one in report.wrong_labels[:MAX_ITEMS]
-    ]
-    outliers = [
-        cards.card(one.image, one.image.label, [("labeled", one.image.label), (f"{one.distance:.1f}× as far", "")])
-        for one in report.outliers[:MAX_ITEMS]
-    ]
-    lists = [
-        ("wrong", "Likely wrong labels", "Most certain first.", len(report.wrong_labels), wrong),
-        (
-            "outliers",
-            "Outliers",
-            "Unlike all other images: how far the nearest ones are, compared with the median image.",
-            len(report.outliers),
-            outliers,
-        ),
-    ]
-    group_lists = [
-        (
-            "conflicts",
-            "Copies with different labels",
-            "The same or nearly the same image has two labels.",
-            len(report.conflicts),
-            cards.groups(report.conflicts),
-        ),
-        (
-            "leaks",
-            "Copies in different splits",
-            "The same or nearly the same image is in two splits, so the score is too high. Drop one of them.",
-            len(report.leaks),
-            cards.groups(report.leaks),
-        ),
-    ]
+    lists, group_lists = _lists(report, cards), _group_lists(report, cards)
     described = {
         "classes": list(report.predictions.classes),
         "items": cards.items,
@@ -90,17 +53,63 @@ def write_audit_page(path: Path, report: AuditReport, *, earlier: Sequence[Corre
     )
 
 
+def _lists(report: AuditReport, cards: "_Cards") -> list[tuple[str, str, str, int, list[dict[str, Any]]]]:
+    """Return (anchor, title, explanation, count, cards) of the lists of single images."""
+    wrong = [
+        cards.card(
+            one.image,
+            one.suggestion,
+            [("labeled", one.image.label), (f"{one.probability:.0%} predicted".replace("%", " %"), one.suggestion)],
+        )
+        for one in report.wrong_labels[:MAX_ITEMS]
+    ]
+    outliers = [
+        cards.card(one.image, one.image.label, [("labeled", one.image.label), (f"{one.distance:.1f}× as far", "")])
+        for one in report.outliers[:MAX_ITEMS]
+    ]
+    return [
+        ("wrong", "Likely wrong labels", "Most certain first.", len(report.wrong_labels), wrong),
+        (
+            "outliers",
+            "Outliers",
+            "Unlike all other images: how far the nearest ones are, compared with the median image.",
+            len(report.outliers),
+            outliers,
+        ),
+    ]
+
+
+def _group_lists(report: AuditReport, cards: "_Cards") -> list[tuple[str, str, str, int, list[list[dict[str, Any]]]]]:
+    """Return the same of the lists of copies."""
+    return [
+        (
+            "conflicts",
+            "Copies with different labels",
+            "The same or nearly the same image has two labels.",
+            len(report.conflicts),
+            cards.groups(report.conflicts),
+        ),
+        (
+            "leaks",
+            "Copies in different splits",
+            "The same or nearly the same image is in two splits, so the score is too high. Drop one of them.",
+            len(report.leaks),
+            cards.groups(report.leaks),
+        ),
+    ]
+
+
 def gain_commands(report: AuditReport) -> list[str]:
     """Return the commands that measure the gain of the corrections."""
     data, name = shlex.quote(report.data), Path(report.data).name or "run"
     corrected = f"patchloom train {data} --corrections corrections.csv"
     if report.unseen_split is None:  # every image is needed: compare the tables of two cross-validations
         return [f"{corrected} --folds {len(report.predictions.weights)}"]
-    given, after = (shlex.quote(f"runs/{name}-{end}") for end in ("given", "corrected"))
+    before, after = (shlex.quote(f"runs/{name}-{end}") for end in ("before", "corrected"))
     return [
-        f"patchloom train {data} --out {given}",
+        f"patchloom train {data} --out {before}",
         f"{corrected} --out {after}",
-        f"patchloom compare {given} {after} {data} --split {report.unseen_split} --corrections corrections.csv",
+        f"patchloom compare {before} {after} {data} --split {report.unseen_split} --corrections corrections.csv",
     ]
 
 

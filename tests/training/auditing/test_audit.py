@@ -131,6 +131,8 @@ def test_the_command_prints_the_list_and_writes_the_page(
     [
         ({"folds_run": "gone"}, UsageError, "gone"),
         ({"folds_run": "x", "epochs": 3}, UsageError, "--epochs"),
+        ({"folds_run": "x", "set": {"seed": 1}}, UsageError, "--set"),
+        ({"folds_run": "x", "folds": 3}, UsageError, "--folds"),
         ({"folds": 1}, UsageError, "--folds"),
         ({"most": 0}, UsageError, "--most"),
         ({"unlabeled": "gone-too"}, UsageError, "gone-too"),
