@@ -25,7 +25,7 @@ class PredictOptions:
     images: Annotated[
         list[str], Argument("Image files, folders or videos; - reads paths or one image from standard input.")
     ]
-    top: Annotated[int, Option("Classes per image.")] = 3
+    top: Annotated[int | None, Option("Classes per image. Default: 3; of several labels, all that apply.")] = None
     threshold: Annotated[
         float | None,
         Option("Drop classes with a lower score; an image without any is none.", minimum=0, maximum=1, metavar="P"),

@@ -44,8 +44,8 @@ class PageFormat(Format):
     """A file that runs the model by itself."""
 
     @abstractmethod
-    def write_page(self, run: str, out: str, *, int8: bool) -> "Page":
-        """Write the page of a run."""
+    def write_page(self, model: Any, out: str, *, int8: bool) -> "Page":
+        """Write the page of a loaded model."""
 
 
 class GraphFormat(Format):

@@ -1,9 +1,11 @@
 """One HTML page that runs the classifier by itself (`single_page/`)."""
 
 from pathlib import Path
+from typing import Any
 
 from patchloom.exporters.formats import PageFormat
-from patchloom.exporters.single_page.page import Page, export_page
+from patchloom.exporters.single_page.page import Page, page_path, write_classifier_page
+from patchloom.inference.classifier import Classifier
 from patchloom_runtime.errors import UsageError
 
 
@@ -12,7 +14,17 @@ class HtmlFormat(PageFormat):
 
     name = "html"
 
-    def write_page(self, run: str, out: str, *, int8: bool) -> Page:
+    def write_page(self, model: Any, out: str, *, int8: bool) -> Page:
         if Path(out).suffix.lower() not in (".html", ".htm"):
             raise UsageError(f"--to html writes one file, but --out is {out}; use a name such as {out}.html")
-        return export_page(run, out, weights="int8" if int8 else "fp16")
+        classifier = model if isinstance(model, Classifier) else getattr(model, "classifier", None)
+        if classifier is None:
+            raise UsageError("--to html writes pages of classifiers, of one class or of several labels per image")
+        classifier.check_decides()
+        thresholds = getattr(model, "thresholds", None)
+        return write_classifier_page(
+            classifier,
+            page_path(out),
+            "int8" if int8 else "fp16",
+            thresholds=None if thresholds is None else thresholds.tolist(),
+        )

@@ -217,7 +217,13 @@ class Classifier(EvaluationMethods):
         was tested with it, so only negatives are abstained from.
         """
         at_least("top", top, 1)
-        predict_batch = self._batch_predictor(top, index, level, neighbours, tta)
+        scores = self.predict_with(images, self._batch_predictor(top, index, level, neighbours, tta))
+        return scores[0] if is_single_image(images) else scores
+
+    def predict_with(
+        self, images: ImagesLike, predict_batch: Callable[[NamedPixels], list[Prediction]]
+    ) -> list[ClassScores]:
+        """Return what a function of batches predicts for each image, as `predict` reads and preprocesses them."""
         pixels = ((image.name, self._transform(image.read())) for image in iterate_images(images))
         predictions = [prediction for batch in in_batches(pixels) for prediction in predict_batch(batch)]
         for prediction in predictions:
@@ -227,7 +233,7 @@ class Classifier(EvaluationMethods):
         for prediction in predictions:
             scores.append(ClassScores(prediction.answers))
             scores[-1].abstained = prediction.abstained
-        return scores[0] if is_single_image(images) else scores
+        return scores
 
     def predict_files(
         self,
@@ -246,7 +252,15 @@ class Classifier(EvaluationMethods):
         The other options are those of `predict`.
         """
         at_least("top", top, 1)
-        predict_batch = self._batch_predictor(top, index, level, neighbours, tta)
+        return self.predict_files_with(paths, every, self._batch_predictor(top, index, level, neighbours, tta))
+
+    def predict_files_with(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        every: int | None,
+        predict_batch: Callable[[NamedPixels], list[Prediction]],
+    ) -> Iterator[Prediction]:
+        """Yield what a function of batches predicts for each file, as `predict_files` reads and preprocesses them."""
         frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))
         inputs = ((name, frame if isinstance(frame, str) else self._transform(frame)) for name, frame in frames)
         for batch in in_batches(inputs):

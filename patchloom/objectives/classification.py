@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.augmentation.mixing import draw_blend
+from patchloom.data.augmentation.mixing import Blend, draw_blend
 from patchloom.data.augmentation.own_transform import transform_batch
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.images.image_batch import ImageBatch, normalize
@@ -97,13 +97,23 @@ class ClassificationObjective(Objective):
 
     def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Return normalized, mixed images (B, 3, H, W) and their targets: (B,) if nothing is mixed, else (B, K)."""
-        pixels, labels = batch.images, batch.labels
-        if self.batch_transform is not None:
-            pixels, labels = transform_batch(self.batch_transform, pixels, labels, step_seed(self.seed, epoch, step))
-        images = normalize(pixels, self.pixel_mean, self.pixel_std)
+        images, labels = self.transformed(batch.images, batch.labels, epoch, step)
         if labels.ndim > 1:  # mixed already
             return images, labels
-        blend = draw_blend(
+        blend = self.blend(images, epoch, step)
+        if blend.weight == 1.0:
+            return images, labels
+        return blend.images(images), blend.targets(labels, self.num_classes, 0.0, torch.float32)
+
+    def transformed(self, pixels: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Return normalized images and their targets after the user's own transform of batches, if there is one."""
+        if self.batch_transform is not None:
+            pixels, targets = transform_batch(self.batch_transform, pixels, targets, step_seed(self.seed, epoch, step))
+        return normalize(pixels, self.pixel_mean, self.pixel_std), targets
+
+    def blend(self, images: Tensor, epoch: int, step: int) -> Blend:
+        """Return how the images of a step are mixed."""
+        return draw_blend(
             *images.shape[2:],
             mixup=self.augment.mixup,
             cutmix=self.augment.cutmix,
@@ -111,9 +121,6 @@ class ClassificationObjective(Objective):
             switch=self.augment.mix_switch,
             seed=step_seed(self.seed, epoch, step),
         )
-        if blend.weight == 1.0:
-            return images, labels
-        return blend.images(images), blend.targets(labels, self.num_classes, 0.0, torch.float32)
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the recipe's loss of logits (B, K)."""

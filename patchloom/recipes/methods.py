@@ -66,6 +66,22 @@ def _grafit(labels: str, instance: str, projector: str) -> Method:
     )
 
 
+def _multilabel(**options: float) -> Method:
+    """Return a row with binary cross-entropy, or with `options` the asymmetric loss (arXiv 2009.14119)."""
+    return Method(
+        task="multilabel",
+        objective="patchloom.objectives.multilabel",
+        reads={
+            **_IMAGES,
+            "objective": ("method", "distillation", "teacher", "distillation_weight", "temperature"),
+        },
+        learns_from="labels",
+        head="classes",
+        teacher="classes",
+        options=options,
+    )
+
+
 METHODS: dict[str, Method] = {
     "classification": Method(
         task="classification",
@@ -75,6 +91,8 @@ METHODS: dict[str, Method] = {
         head="classes",
         teacher="classes",
     ),
+    "multilabel": _multilabel(),
+    "asymmetric": _multilabel(negative_focus=4, positive_focus=0, margin=0.05),  # of the paper, for COCO
     "distill_features": Method(
         task="embedding",
         objective="patchloom.objectives.feature_distillation",

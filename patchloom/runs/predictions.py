@@ -45,6 +45,8 @@ def fingerprint(images: ImageSet) -> str:
     names = (*images.classes.names, "")  # an unlabeled image has label −1
     for i, label in enumerate(images.labels.tolist()):
         digest.update(json.dumps([images.key(i), names[label]]).encode())
+        if images.targets is not None:
+            digest.update(images.targets.values[i].tobytes())
     return digest.hexdigest()
 
 

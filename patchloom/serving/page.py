@@ -108,7 +108,7 @@ def page_response(
         facts=_facts(about),
         where=where,
         promise=_invitation(about),
-        legend="Choose a class to see its evidence" if "explain" in about["verbs"] else "Most likely classes",
+        legend=_legend(about),
         about_map=_about_map(about),
         hint="" if {"predict", "search"} & set(about["verbs"]) else _NO_CLASSES,
         has_report=has_report,
@@ -129,7 +129,7 @@ def page_response(
 
 def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the model that the page's script needs."""
-    facts: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "levels", "level")}
+    facts: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "several", "levels", "level")}
     facts["about"] = ABOUT_MAPS
     if "segment" in about["verbs"]:
         facts["colours"] = palette(min(256, len(about["labels"]))).tolist()
@@ -138,13 +138,20 @@ def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def _legend(about: Mapping[str, Any]) -> str:
+    if about["several"]:
+        return "Labels that apply"
+    return "Choose a class to see its evidence" if "explain" in about["verbs"] else "Most likely classes"
+
+
 def _invitation(about: Mapping[str, Any]) -> str:
     """Return the text of the empty page."""
     verbs = about["verbs"]
     if "segment" in verbs or "detect" in verbs:
         return f"Choose an image to see {'the class of every pixel' if 'segment' in verbs else 'the objects in it'}."
+    classes = "the labels that apply to it" if about["several"] else "its most likely classes"
     parts = [
-        *(["its most likely classes"] if "predict" in verbs else []),
+        *([classes] if "predict" in verbs else []),
         *(["the evidence for each of them"] if {"predict", "explain"} <= set(verbs) else []),
         *(["the most similar images of the index"] if "search" in verbs else []),
     ]

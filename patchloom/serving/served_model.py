@@ -94,6 +94,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
         "task": served.task.name,
         "network": name if isinstance(name, str) else str(getattr(name, "network", "")),
         "labels": list(getattr(model, "labels", ())),
+        "several": hasattr(model, "thresholds"),  # whether any number of labels applies to an image
         "languages": [model.source, model.target] if hasattr(model, "translate") else [],
         **facts,
         "is_artifact": isinstance(model, Artifact),

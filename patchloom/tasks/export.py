@@ -63,7 +63,8 @@ def export(
             form, data=data, split=split, size=size, tolerance=tolerance, images=images, allowed_loss=allowed_loss,
             calibration=calibration, half=half or None, packed=packed or None,
         )  # fmt: skip
-        return form.write_page(run, out, int8=int8)
+        source = run_folder(run)
+        return form.write_page(task_of_run(source).model.load(source, device="cpu"), out, int8=int8)
     assert isinstance(form, GraphFormat)
     calibration = CALIBRATION if calibration is None else calibration
     allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss

@@ -41,7 +41,7 @@ def predict(
     run: str | os.PathLike[str],
     images: Paths,
     *,
-    top: int = 3,
+    top: int | None = None,
     threshold: float | None = None,
     csv: str | os.PathLike[str] | None = None,
     parquet: str | os.PathLike[str] | None = None,
@@ -64,7 +64,7 @@ def predict(
         run: Run or artifact folder, or published weights such as 'resmlp_s12:in1k'.
         images: Paths of images, folders and videos; an iterable is read lazily. '-' stands for standard input: paths,
             one per line or separated by NUL characters, or one image.
-        top: Classes per image. Detectors list every object.
+        top: Classes per image (default: 3, or all labels that apply). Detectors list every object.
         threshold: Classes with a lower score, or share of the pixels, are dropped.
         csv: CSV file to write. It is replaced if it exists.
         parquet: Parquet file to write. It is replaced if it exists.
@@ -93,7 +93,7 @@ class PredictionStream:
         run: str | os.PathLike[str],
         images: Paths,
         *,
-        top: int,
+        top: int | None,
         threshold: float | None,
         csv: str | os.PathLike[str] | None,
         parquet: str | os.PathLike[str] | None,
@@ -107,7 +107,8 @@ class PredictionStream:
         device: str,
     ) -> None:
         self.counts = PredictionCounts()
-        at_least("top", top, 1)
+        if top is not None:
+            at_least("top", top, 1)
         if threshold is not None and not 0 <= threshold <= 1:
             raise UsageError(f"threshold is {threshold}, expected a number from 0 to 1")
         self._images: Iterable[str | os.PathLike[str]] = _listed(images)
@@ -121,9 +122,11 @@ class PredictionStream:
         keywords["tta"] = tta or None
         if option := self._task.model.threshold_option:
             keywords[option] = threshold
+        top = self._task.model.most_answers if top is None else top
         self._keywords = {"top": top, "every": every} | {n: value for n, value in keywords.items() if value is not None}
         self.has_votes = index is not None  # predictions have the level and the votes of an index
-        self._answers = min(top, self._most_answers() or top)
+        most = self._most_answers()
+        self._answers = min(top or most or 1, most or top or 1)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield each prediction after it was written. The files get their names when all are written."""

@@ -59,7 +59,7 @@ class TrainingSettings:
         str | None,
         Option(
             "Task to train, if the data allow several. Default: that of the recipe or the data.",
-            metavar="classify|segment|detect",
+            metavar="classify|multilabel|segment|detect",
             panel=MODEL,
         ),
     ] = None

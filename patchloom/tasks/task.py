@@ -230,6 +230,7 @@ class ModelLoader(TaskPart, ABC):
     """How a trained model is read from a run folder or an artifact."""
 
     writes_files: ClassVar[bool] = False  # whether `predict --out` writes files
+    most_answers: ClassVar[int | None] = 3  # per image, unless `top` is passed; None: all that apply
     threshold_option: ClassVar[str] = ""  # keyword of `predict_files` for the lowest score; '' if it has none
 
     @abstractmethod

@@ -297,6 +297,8 @@ def records() -> Files:
     told = {name: asdict(result) for name, result in runs.items()}
     yield "sweep.json", json.dumps({"format": 1, "runs": told}).encode()
     yield "clusters.json", b"[0, 1]"
+    thresholds = {"format": 1, "shared": 0.5, "thresholds": {"a": 0.25, "b": 0.5}, "own": ["a"]}
+    yield "thresholds.json", json.dumps(thresholds).encode()
     yield "fetched.json", json.dumps({"url": "https://a/b.pth", "mark": '"1-2"'}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()
     status = {"process": "0123abcd-1-2", "at": 1.5, "activity": "training", "step": 3, "values": {"loss": 0.5}}
@@ -336,6 +338,9 @@ def tensors() -> Files:
     counts = {"index": (2,), "counts": (2, 2, 3), "confusion": (2, 2)}
     columns = {name: np.ones(shape, np.int64) for name, shape in counts.items()}
     yield "segmented.safetensors", save(columns, {"patchloom": json.dumps(about)})
+    scores = np.eye(2, dtype=np.float32)
+    scored = {"index": whole["index"].astype(np.int64), "targets": scores, "scores": scores}
+    yield "labeled.safetensors", save(scored, {"patchloom": json.dumps(about)})
 
 
 def _state() -> dict[str, torch.Tensor]:

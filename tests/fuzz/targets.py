@@ -68,6 +68,7 @@ from patchloom.serving.endpoints import endpoints_of
 from patchloom.tasks.detection import run_files as detection
 from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
+from patchloom.tasks.multilabel import run_files as multilabel
 from patchloom.tasks.segmentation import run_files as segmentation
 from patchloom.tasks.translation import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
@@ -561,6 +562,7 @@ TARGETS: dict[str, Target] = {
             Reader("race.json", race_choices),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
+            Reader("thresholds.json", lambda folder: multilabel.read_thresholds(folder, ("a", "b"))),
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
             Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
@@ -581,6 +583,7 @@ TARGETS: dict[str, Target] = {
             Reader("predictions.safetensors", check_predictions),
             Reader("out_of_fold.safetensors", load_out_of_fold),
             Reader("segmented.safetensors", segmentation.read_segmented),
+            Reader("labeled.safetensors", multilabel.read_val_labels),
         ),
     ),
     "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),

@@ -51,14 +51,14 @@ def _labels(listing: Listing) -> ImageTargets:
     images = listing.images
     if listing.targets is not None and listing.targets.kind == "labels":
         return listing.targets
-    if listing.is_classified:
-        return _one_hot(listing)
     if images.object_names:
         present = [_classes_of_boxes(listing, row) for row in listing.rows.tolist()]
         return _present(present, images.object_names, listing)
     if has_masks(images):
         present = [_classes_of_mask(listing, row) for row in listing.rows.tolist()]
         return _present(present, images.mask_names, listing)
+    if listing.is_classified:
+        return _one_hot(listing)
     raise DataError(
         f"{images.where(int(listing.rows[0])) if len(listing) else 'the data'}: has no labels; expected a labels file "
         "with one or several labels per image, class folders, boxes or masks"

@@ -397,6 +397,11 @@ function makeModel(program, weights, modules) {
   return { run, kernels: name }
 }
 
+// One probability per label, of which any number applies.
+function sigmoids(logits) {
+  return Float32Array.from(logits, x => 1 / (1 + Math.exp(-x)))
+}
+
 // Softmax.
 function shares(logits) {
   const top = logits.reduce((a, b) => Math.max(a, b), -Infinity)

@@ -1,6 +1,6 @@
 // The page: images in, predictions and maps out. Other scripts can call `patchloom.classify(blob)`.
 const patchloom = (() => {
-  const { program, modules, preprocessing, classes, calibration, grid, signed, drawing } = JSON.parse(by("described").textContent)
+  const { program, modules, preprocessing, classes, calibration, thresholds, grid, signed, drawing } = JSON.parse(by("described").textContent)
   const SHOWN = 5
 
   // The model, in a worker if the browser allows one ---------------------------------------------------------
@@ -21,7 +21,7 @@ const patchloom = (() => {
   function start() {
     const weights = by("weights").textContent
     by("weights").remove()
-    const load = { kind: "load", program, weights, modules, preprocessing, temperature: calibration.temperature }
+    const load = { kind: "load", program, weights, modules, preprocessing, temperature: calibration.temperature, several: thresholds !== null }
     try {
       const source = by("model").textContent + "\nconst answer = serve(m => postMessage(m)); onmessage = e => answer(e.data)"
       const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })))
@@ -89,9 +89,21 @@ const patchloom = (() => {
 
   // Why the model does not answer, or "". Distances from training images are not part of the page.
   function abstained(answer) {
+    if (thresholds !== null) return ""
     const best = ordered(answer)[0], share = answer.probabilities[best]
     if (calibration.negatives.includes(best)) return `most like the negatives (${classes[best]} ${percent(share)})`
     return share < calibration.threshold ? `unsure: best guess ${classes[best]} ${percent(share)}, below ${percent(calibration.threshold)}` : ""
+  }
+
+  // The predicted class, or all labels whose score reaches its threshold.
+  const predicted = answer => thresholds === null ? ordered(answer).slice(0, 1)
+    : ordered(answer).filter(number => answer.probabilities[number] >= thresholds[number])
+
+  function headline(answer) {
+    const numbers = predicted(answer)
+    if (!numbers.length) return ["no label"]
+    return numbers.flatMap((number, i) =>
+      [i ? ", " : "", classes[number], " ", made("small", { textContent: percent(answer.probabilities[number]) })])
   }
 
   function row(answer, number) {
@@ -118,8 +130,8 @@ const patchloom = (() => {
     const { answer, name } = picture, order = ordered(answer)
     chosen = order[0]
     const reason = abstained(answer)
-    by("best").replaceChildren(reason ? "None of these" : classes[order[0]], " ", made("small", { textContent: reason || percent(answer.probabilities[order[0]]) }))
-    by("rows").replaceChildren(...order.slice(0, SHOWN).map(number => row(answer, number)))
+    by("best").replaceChildren(...reason ? ["None of these", " ", made("small", { textContent: reason })] : headline(answer))
+    by("rows").replaceChildren(...order.slice(0, Math.max(SHOWN, predicted(answer).length)).map(number => row(answer, number)))
     draw(by("seen"), answer, null)
     by("name").textContent = `${name} as the network sees it`
     by("seen").setAttribute("aria-label", by("name").textContent)
@@ -132,7 +144,8 @@ const patchloom = (() => {
   }
 
   function keep(picture) {
-    addThumbnail(picture, canvas => draw(canvas, picture.answer, null), abstained(picture.answer) ? "none of these" : classes[ordered(picture.answer)[0]], show)
+    const names = abstained(picture.answer) ? "none of these" : predicted(picture.answer).map(number => classes[number]).join(", ")
+    addThumbnail(picture, canvas => draw(canvas, picture.answer, null), names || "no label", show)
   }
 
   // Files are processed one after another, so that only one is decoded at a time.

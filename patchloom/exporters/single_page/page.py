@@ -7,6 +7,7 @@ forbids it to fetch anything, and no image leaves it.
 import base64
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -53,16 +54,24 @@ def export_page(run: str | os.PathLike[str], out: str | os.PathLike[str], *, wei
     the largest in their row, except in the stem and the classifier.
     """
     form = _form(weights)
-    path = Path(out)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; pass the file to write, such as {path / 'page.html'}")
+    path = page_path(out)
     classifier = load(run, device="cpu")
     classifier.check_decides()
     return write_classifier_page(classifier, path, form)
 
 
-def write_classifier_page(classifier: Classifier, path: Path, weights: Weights) -> Page:
-    """Write the page of a loaded classifier."""
+def page_path(out: str | os.PathLike[str]) -> Path:
+    """Return the path of a page; raise UsageError for a folder."""
+    path = Path(out)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; pass the file to write, such as {path / 'page.html'}")
+    return path
+
+
+def write_classifier_page(
+    classifier: Classifier, path: Path, weights: Weights, *, thresholds: Sequence[float] | None = None
+) -> Page:
+    """Write the page of a loaded classifier; with `thresholds`, it predicts every label whose score reaches its own."""
     preprocessing = classifier.preprocessing
     if preprocessing.interpolation not in _INTERPOLATIONS:
         known = ", ".join(_INTERPOLATIONS)
@@ -79,14 +88,19 @@ def write_classifier_page(classifier: Classifier, path: Path, weights: Weights) 
         drawing=drawing,
         model_script=Markup("\n".join((_HERE / name).read_text("utf-8") for name in _MODEL_SCRIPTS)),
         page_script=Markup(page_script("picture_page.js") + (_HERE / "page.js").read_text("utf-8")),
-        described=_as_json(described(classifier, program, image, output, drawing)),
+        described=_as_json(described(classifier, program, image, output, drawing, thresholds)),
         weights=Markup(program.encoded()),
     )
     return Page(path, path.stat().st_size, weights, output.kind, drawing is not None)
 
 
 def described(
-    classifier: Classifier, program: PageProgram, image: Value, output: PageOutput, drawing: Drawing | None
+    classifier: Classifier,
+    program: PageProgram,
+    image: Value,
+    output: PageOutput,
+    drawing: Drawing | None,
+    thresholds: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Return everything that the scripts read, except the weights."""
     preprocessing, rules = classifier.preprocessing, classifier.calibration.rules
@@ -109,6 +123,7 @@ def described(
             "threshold": rules.promise.threshold if rules.promise else 0,
             "negatives": [number for number, name in enumerate(classifier.labels) if name in rules.negatives],
         },
+        "thresholds": thresholds,
         "grid": output.grid,
         "signed": output.kind != "attention",
         "drawing": {"ink": drawing.ink, "fills": drawing.fills} if drawing else None,

@@ -9,7 +9,7 @@ function bytesOf(base64) {
 }
 
 function serve(post) {
-  let model, preprocessing, temperature
+  let model, preprocessing, temperature, probabilities
   return message => {
     if (message.kind === "load") {
       try {
@@ -17,6 +17,7 @@ function serve(post) {
         model = makeModel(message.program, bytesOf(message.weights), modules)
         preprocessing = message.preprocessing
         temperature = message.temperature
+        probabilities = message.several ? sigmoids : shares
         post({ kind: "ready", kernels: model.kernels })
       } catch (error) {
         post({ kind: "failed", why: String(error) })
@@ -29,7 +30,7 @@ function serve(post) {
       const seen = networkPixels(rgba, width, height, preprocessing)
       const { logits, map } = model.run(normalized(seen, preprocessing))
       const seconds = (performance.now() - start) / 1000
-      post({ kind: "answer", id, seen, probabilities: shares(logits.map(value => value / temperature)), map, seconds })
+      post({ kind: "answer", id, seen, probabilities: probabilities(logits.map(value => value / temperature)), map, seconds })
     } catch (error) {
       post({ kind: "error", id, why: String(error) })
     }

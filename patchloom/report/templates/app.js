@@ -17,8 +17,9 @@ function runsOf(text) {
 }
 
 (() => {
-  const { verbs, labels, levels, level, colours, about, limits } = JSON.parse(by("described").textContent)
+  const { verbs, labels, several, levels, level, colours, about, limits } = JSON.parse(by("described").textContent)
   const does = verb => verbs.includes(verb)
+  const NO_LABEL = "no label"
   const SHOWN = 5, HITS = 12, VOTERS = 20, THUMBNAIL = 320, LARGEST = 1200 // pixels of a drawing
   const LEAST_SCORE = 0.05 // of requested objects; the slider hides more
   const TRIES = 4 // attempts of a request while the server is busy
@@ -122,7 +123,7 @@ function runsOf(text) {
     async ask(image) {
       image.maps = new Map()
       if (does("explain")) await classes.map(image)
-      else if (does("predict")) Object.assign(image, await requestImage(image, "predict", { top: SHOWN }))
+      else if (does("predict")) Object.assign(image, await requestImage(image, "predict", several ? {} : { top: SHOWN }))
       else image.answers = []
       if (does("search")) await neighbors.ask(image)
     },
@@ -140,17 +141,20 @@ function runsOf(text) {
       return image.maps.get(reply.label)
     },
 
-    best: image => image.abstained ? "none of these" : image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
+    best: image => image.abstained ? "none of these" : several ? image.answers.map(each => printable(each.label)).join(", ") || NO_LABEL : image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
 
     small(canvas, image) {
       image.seen ? drawSeen(canvas, image.seen, null) : drawPicture(canvas, image, 160)
     },
 
     show(image) {
-      const [first] = image.answers
-      const said = image.abstained ? ["None of these", printable(image.abstained)] : first ? [printable(first.label), percent(first.probability)] : []
-      by("best").replaceChildren(...said.length ? [said[0], " ", made("small", { textContent: said[1] })] : [])
-      by("best").hidden = by("answers").hidden = !first
+      const best = several ? image.answers : image.answers.slice(0, 1)
+      const texts = best.flatMap(({ label, probability }, i) =>
+        [i ? ", " : "", printable(label), " ", made("small", { textContent: percent(probability) })])
+      const abstained = image.abstained && ["None of these", " ", made("small", { textContent: printable(image.abstained) })]
+      by("best").replaceChildren(...abstained || (several && !best.length ? [NO_LABEL] : texts))
+      by("best").hidden = !several && !best.length
+      by("answers").hidden = !best.length
       by("rows").replaceChildren(...image.answers.map(({ label, probability }) => choice({
         value: label, name: printable(label), text: percent(probability), share: probability, checked: label === image.chosen, choose: does("explain") && (() => classes.choose(label)),
       })))

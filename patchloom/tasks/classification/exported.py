@@ -63,7 +63,7 @@ class ExportedClassifier(Classifier):
         )
         options = {"num_classes": len(artifact.labels) if "logits" in artifact.about.outputs else 0}
         files = RunFiles(artifact.about.network, options, preprocessing, None, artifact.labels)
-        calibration = RunCalibration(artifact.about.settings, features=artifact.features)
+        calibration = RunCalibration(artifact.calibration, features=artifact.features)
         super().__init__(GraphNetwork(artifact), files, calibration=calibration)  # type: ignore[arg-type]
 
     def classify(self, images: Tensor, *, model: Any = None, tta: bool = False) -> tuple[Tensor, Tensor | None]:

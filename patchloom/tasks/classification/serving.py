@@ -69,20 +69,21 @@ class ClassifierServing(Serving):
 
     def functions(self, model: Any) -> dict[str, VerbFunction]:
         if isinstance(model, Artifact):
-            verbs = {"logits": ("predict", _predict), "embedding": ("embed", _embed)}
+            verbs = {"logits": ("predict", predict_images), "embedding": ("embed", embed_images)}
             return {verb: partial(run, model) for output, (verb, run) in verbs.items() if output in model.about.outputs}
         from patchloom.tasks.classification.explain import class_names, explain, map_kind  # loads torch
 
         functions: dict[str, VerbFunction] = {}
         if class_names(model) is not None:
-            functions["predict"] = partial(_predict, model)
-        functions["embed"] = partial(_embed, model)
+            functions["predict"] = partial(predict_images, model)
+        functions["embed"] = partial(embed_images, model)
         if map_kind(model.model):
             functions["explain"] = partial(explain, model)
         return functions
 
 
-def _predict(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def predict_images(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the labels and scores that a model predicts for each image."""
     predictions = model.predict(list(images), top=options["top"])
     return [
         {
@@ -93,5 +94,6 @@ def _predict(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> l
     ]
 
 
-def _embed(model: Any, images: Sequence[Any], _options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def embed_images(model: Any, images: Sequence[Any], _options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the vector of each image."""
     return [{"vector": vector.tolist()} for vector in model.embed(list(images))]

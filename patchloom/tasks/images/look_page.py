@@ -87,8 +87,8 @@ def look_at(
         requests = _val_requests(contents, data, count)
         decides = contents.files.decides
         title = f"Mistakes of {name}, highest confidence first" if decides else f"Val images of {name}"
-    readable = _readable(requests, notes)
-    images, truths = [one.image for one in readable], [one.truth for one in readable]
+    shown = readable(requests, notes)
+    images, truths = [one.image for one in shown], [one.truth for one in shown]
     results = look(
         subject.network,
         subject.preprocessing,
@@ -98,7 +98,7 @@ def look_at(
         truths=truths,
         calibration=subject.calibration,
     )
-    looks = [(one.name, "", result) for one, result in zip(readable, results, strict=True)]
+    looks = [(one.name, "", result) for one, result in zip(shown, results, strict=True)]
     write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
     return LookPage(out, looks, notes)
 
@@ -111,12 +111,12 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
         )
     classifier = open_exported_classifier(folder)
     notes = ["an artifact has no attention maps; use the run that it was exported from"]
-    readable = _readable(chosen_files(paths, classifier.labels, count, notes), notes)
+    shown = readable(chosen_files(paths, classifier.labels, count, notes), notes)
     transform = classifier.transform()
-    predictions = classifier.predict([one.image for one in readable], top=top)
+    predictions = classifier.predict([one.image for one in shown], top=top)
     looks = [
         (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth, scores.abstained))
-        for one, scores in zip(readable, predictions, strict=True)
+        for one, scores in zip(shown, predictions, strict=True)
     ]
     title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
     write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
@@ -208,7 +208,7 @@ def _val_requests(contents: RunContents, data: str | None, count: int) -> list[L
     return [LookRequest(val.where(row), truth, partial(val.read, row)) for row, truth in chosen]
 
 
-def _readable(requests: Sequence[LookRequest], notes: list[str]) -> list[NamedImage]:
+def readable(requests: Sequence[LookRequest], notes: list[str]) -> list[NamedImage]:
     """Read the images; add a note for each unreadable one."""
     images, errors = [], []
     for request in requests:

@@ -3,6 +3,7 @@
 # Task → its predictor, as module:class. A task with a predictor outside of this package adds its row.
 PREDICTORS = {
     "classification": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
+    "multilabel": "patchloom_runtime.artifacts.multilabel:ArtifactMultilabel",
     "embedding": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
     "segmentation": "patchloom_runtime.artifacts.segmenter:ArtifactSegmenter",
     "detection": "patchloom_runtime.artifacts.detector:ArtifactDetector",

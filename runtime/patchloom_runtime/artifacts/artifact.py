@@ -101,12 +101,18 @@ class ArtifactClassifier(Artifact):
             raise ValueError(f"its distance rule needs the file {FEATURES} and the output embedding")
         return rules
 
+    @property
+    def calibration(self) -> Calibration:
+        """The temperature and the rules by which the model abstains."""
+        rules: Calibration = self.about.settings
+        return rules
+
     @cached_property
     def features(self) -> np.ndarray | None:
         """The stored vectors (M, C) of the distance rule, or None without one."""
-        if self.about.settings.distance is None:
+        if self.calibration.distance is None:
             return None
-        shape, data = self.about.settings.distance.stored, read_whole(self.folder / FEATURES)
+        shape, data = self.calibration.distance.stored, read_whole(self.folder / FEATURES)
         if len(data) != 2 * shape[0] * shape[1]:
             raise CheckpointError(f"{self.folder / FEATURES} is damaged: it has {len(data):,} bytes. Export it again.")
         return np.frombuffer(data, "<f2").reshape(shape)
@@ -152,7 +158,7 @@ class ArtifactClassifier(Artifact):
             yield outputs
 
     def _scores(self, outputs: Mapping[str, np.ndarray], top: int) -> Iterator[ClassScores]:
-        rules, logits = self.about.settings, outputs["logits"]
+        rules, logits = self.calibration, outputs["logits"]
         probabilities = rules.probabilities(logits)
         # Sorted by logits, since dividing by the temperature may make two of them equal.
         best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
