@@ -1,6 +1,7 @@
 """`predict` into tables and folders, from lists of paths and standard input."""
 
 import csv
+import inspect
 import io
 import json
 import os
@@ -24,9 +25,8 @@ from tests.messages import missing, refused
 from tests.reliability.commands import command
 
 ODD = ["=cmd().png", "+1.png", "-x.png", "@a.png", 'quote".png', "new\nline.png", "a,b.png"]
-DEFAULTS = dict.fromkeys(
-    ("threshold", "csv", "parquet", "sort_into", "every", "out", "index", "level", "neighbors"), None
-) | {"top": 2, "device": "cpu"}
+PARAMETERS = inspect.signature(patchloom.predict).parameters.values()
+DEFAULTS = {each.name: each.default for each in PARAMETERS if each.default is not each.empty} | {"device": "cpu"}
 
 
 @pytest.fixture(scope="module")
