@@ -35,11 +35,15 @@ def test_classification(device: Any, median: int, pretrained: bool) -> None:
     assert (len(rows) > 2) == (device == "cuda" if pretrained else median > 8)
 
 
-def test_uneven_classes_have_a_row_of_their_own() -> None:
+def test_remedies_race_for_uneven_classes() -> None:
     facts = Facts(2_000, 136, "cpu", imbalance=50.0)
-    row = classification_candidates(chosen(facts, {}), facts)[-1]
-    changed = chosen(facts, row.changes)
-    assert (changed.balance.sampling, changed.balance.logit_adjustment) == ("sqrt", 0.0)
+    recipes = [chosen(facts, row.changes) for row in classification_candidates(chosen(facts, {}), facts)]
+    remedies = [(recipe.balance.sampling, recipe.balance.logit_adjustment) for recipe in recipes]
+    assert set(remedies) == {("sqrt", 0.0), ("none", 1.0), ("balanced", 0.0)}
+    assert remedies[0] == ("sqrt", 0.0)
+    fixed = {"balance.class_weights": "inverse"}
+    others = [chosen(facts, fixed | row.changes) for row in classification_candidates(chosen(facts, fixed), facts)]
+    assert {recipe.balance for recipe in others} == {others[0].balance}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
