@@ -1,9 +1,9 @@
 """Remedies for uneven classes on long-tailed CIFAR-100 (factor 100): one network, fixed epochs, three seeds.
 
-    python benchmarks/imbalance.py data --cifar ../shared/data --out lt
+    python benchmarks/imbalance.py data --cifar data --out lt
     python benchmarks/imbalance.py train --out lt --seeds 0                # choose τ and β on the held-out images
-    python benchmarks/imbalance.py train --out lt --remedies none sqrt balanced inverse …
-    python benchmarks/imbalance.py test --out lt                           # at the end, once
+    python benchmarks/imbalance.py train --out lt --remedies none sqrt balanced inverse "effective 0.9999" "logits 1.0"
+    python benchmarks/imbalance.py test --out lt --remedies none sqrt …    # at the end, once
     python benchmarks/imbalance.py table --out lt
 
 Class k of the train split keeps 500·100^(−k/99) of its images, 10,847 in all; patchloom holds out a fifth of each class
