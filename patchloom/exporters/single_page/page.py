@@ -145,7 +145,8 @@ def _title(classifier: Classifier) -> str:
 
 def _facts(classifier: Classifier, program: PageProgram) -> list[tuple[str, str]]:
     height, width = classifier.preprocessing.image_size
-    millions, promise = len(program.blob) / 1e6, classifier.calibration.rules.promise
+    millions, rules = len(program.blob) / 1e6, classifier.calibration.rules
+    promise = None if rules.distance else rules.promise  # tested together with the distance rule, which a page lacks
     return [
         ("classes", f"{len(classifier.labels):,}"),
         ("sees", f"{height} × {width} pixels"),
