@@ -146,7 +146,8 @@ def _title(classifier: Classifier) -> str:
 def _facts(classifier: Classifier, program: PageProgram) -> list[tuple[str, str]]:
     height, width = classifier.preprocessing.image_size
     millions, rules = len(program.blob) / 1e6, classifier.calibration.rules
-    promise = None if rules.distance else rules.promise  # tested together with the distance rule, which a page lacks
+    # A promise that was tested together with a distance rule does not hold without it, and a page has none.
+    promise = None if rules.distance else rules.promise
     return [
         ("classes", f"{len(classifier.labels):,}"),
         ("sees", f"{height} × {width} pixels"),
