@@ -15,13 +15,14 @@ from safetensors.numpy import load, save
 
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.files import json_bytes, parsed, read_run_file, refuse_format, refuse_shape
-from patchloom_runtime.calibration import MOST_CHANNELS, MOST_STORED, UNCALIBRATED, Calibration, Reliability
+from patchloom_runtime.calibration import UNCALIBRATED, Calibration, Reliability
 from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import open_plain, parse_json
 
 FILE, FEATURES = "calibration.json", "training_features.safetensors"
 FORMAT = 1
 _MOST_HEADER = 100 << 20  # bytes, the limit of safetensors
+_MOST_FEATURES = 1 << 30  # bytes
 _SHAPE = {"format": int, "weights": str, "images": int, "before?": dict, "after?": dict, "rules": dict}
 
 
@@ -75,7 +76,7 @@ def read_calibration(folder: Path) -> RunCalibration:
 def _read_features(folder: Path, shape: tuple[int, int]) -> np.ndarray:
     path = folder / FEATURES
     try:
-        vectors: np.ndarray = load(read_checked(folder, FEATURES, 4 * MOST_STORED * MOST_CHANNELS))["vectors"]
+        vectors: np.ndarray = load(read_checked(folder, FEATURES, _MOST_FEATURES))["vectors"]
         if vectors.shape != shape or vectors.dtype != np.float16 or not np.isfinite(vectors).all():
             raise ValueError(f"it has vectors {vectors.shape} {vectors.dtype}, expected finite float16 {shape}")
         return vectors

@@ -67,8 +67,8 @@ class ClassificationTraining(WholeImageTraining):
 
     def evaluate_best(self, plan: ImagePlan, run: Run, network: Any, reports: Sequence[Any]) -> Any:
         """Evaluate the best weights on val, at the temperature that is fitted to these predictions."""
-        report: ClassificationReport = super().evaluate_best(plan, run, network, reports)
-        if report.logits is None or not np.isfinite(report.logits).all():
+        report: ClassificationReport | None = super().evaluate_best(plan, run, network, reports)
+        if report is None or report.logits is None or not np.isfinite(report.logits).all():
             return report
         return report.at_temperature(fit_temperature(report.logits, report.labels))
 

@@ -120,9 +120,8 @@ def _rule_notes(rules: Calibration) -> list[str]:
     if rules.promise:
         notes.append(f"Promise: {rules.promise.in_words()}. Below {rules.promise.threshold:.1%} it does not answer.")
     if rules.distance:
-        notes.append(
-            f"It rejects at most {rules.distance.rejects:.1%} of images like those of val as unlike the training images."
-        )
+        share = f"{rules.distance.rejects:.1%}"
+        notes.append(f"It rejects at most {share} of images like those of val as unlike the training images.")
     if rules.negatives:
         notes.append(f"Predictions of {', '.join(rules.negatives)} count as none of these.")
     return notes
