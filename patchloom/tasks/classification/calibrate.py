@@ -37,7 +37,7 @@ from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions, save_predictions
-from patchloom.runs.run_metadata import data_path, read_run_metadata
+from patchloom.runs.run_metadata import RunMetadata, data_path, read_run_metadata
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, nearest, with_near_options
 
@@ -165,14 +165,7 @@ def calibrate(
     evaluation = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading, progress=progress)
     images = EvaluationData(data_path(folder, record) if data is None else data, evaluation, [folder]).open(classifier)
     notes = list(images.notes)
-    train: ImageSet | None = None
-    if settings.max_rejected is not None:
-        try:
-            trained_on = data_path(folder, record)
-            own = classifier.reading_of(trained_on)
-            train = open_data(trained_on, level=record.level if record else None, reading=own).train
-        except PatchloomError as error:
-            notes.append(f"images unlike the training images are not rejected, since these cannot be opened: {error}")
+    train = _training_images(classifier, record, notes) if settings.max_rejected is not None else None
     if data is None and split in (None, "val"):
         notes.append(
             "val also chose the best epoch, which makes it slightly too favorable; "
@@ -184,6 +177,16 @@ def calibrate(
     with locked(folder):
         result.store()
     return replace(result, notes=(*notes, *result.notes))
+
+
+def _training_images(classifier: Classifier, record: RunMetadata | None, notes: list[str]) -> ImageSet | None:
+    """Return the images that the run was trained on, or None after adding a note if they cannot be opened."""
+    try:
+        path = data_path(classifier.folder, record)
+        return open_data(path, level=record.level if record else None, reading=classifier.reading_of(path)).train
+    except PatchloomError as error:
+        notes.append(f"images unlike the training images are not rejected, since these cannot be opened: {error}")
+        return None
 
 
 def fit_rules(
