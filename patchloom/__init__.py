@@ -4,16 +4,25 @@ Importing it loads nothing: each name below is imported when it is first used.
 """
 
 import importlib
+import sys
 import warnings
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from patchloom.data.batches.decoded_dataset import make_evaluation_loader as make_evaluation_loader
+    from patchloom.data.batches.decoded_dataset import make_loader as make_loader
     from patchloom.data.checking.check import check as check
+    from patchloom.data.images.image_batch import normalize as normalize
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
     from patchloom.engine.callbacks import Callback as Callback
+    from patchloom.engine.ema import Ema as Ema
+    from patchloom.engine.optimization import Schedule as Schedule
+    from patchloom.engine.optimization import make_optimizer as make_optimizer
+    from patchloom.engine.optimization import set_rates as set_rates
     from patchloom.errors import CheckpointError as CheckpointError
     from patchloom.errors import DataError as DataError
     from patchloom.errors import DeviceError as DeviceError
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier as Classifier
     from patchloom.inference.index import Index as Index
     from patchloom.inference.index import open_index as open_index
+    from patchloom.inference.index import search as search
     from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.bench import bench as bench
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
     from patchloom.models.pretrained.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
+    from patchloom.objectives.classification import ClassificationObjective as ClassificationObjective
     from patchloom.plugins import register as register
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
@@ -54,6 +65,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.predict import predict as predict
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
+    from patchloom.tasks.translation.translator import translate as translate
     from patchloom.tasks.verify import verify as verify
     from patchloom.training.auditing.audit import audit as audit
     from patchloom.training.sweeps.sweep import sweep as sweep
@@ -66,9 +78,11 @@ _WHERE = {
     "Callback": "patchloom.engine.callbacks",
     "CapturedNetwork": "patchloom.models.cuda_graphs",
     "CheckpointError": "patchloom.errors",
+    "ClassificationObjective": "patchloom.objectives.classification",
     "Classifier": "patchloom.inference.classifier",
     "DataError": "patchloom.errors",
     "DeviceError": "patchloom.errors",
+    "Ema": "patchloom.engine.ema",
     "Index": "patchloom.inference.index",
     "NumericalError": "patchloom.errors",
     "ObjectDetector": "patchloom.tasks.detection.detector",
@@ -76,6 +90,7 @@ _WHERE = {
     "Reading": "patchloom.data.reading",
     "Recipe": "patchloom.recipes.schema",
     "ResourceError": "patchloom.errors",
+    "Schedule": "patchloom.engine.optimization",
     "Segmenter": "patchloom.tasks.segmentation.segmenter",
     "Translator": "patchloom.tasks.translation.translator",
     "UsageError": "patchloom.errors",
@@ -98,6 +113,10 @@ _WHERE = {
     "load": "patchloom.tasks.load",
     "load_published": "patchloom.models.pretrained.published",
     "look": "patchloom.report.pictures.look",
+    "make_evaluation_loader": "patchloom.data.batches.decoded_dataset",
+    "make_loader": "patchloom.data.batches.decoded_dataset",
+    "make_optimizer": "patchloom.engine.optimization",
+    "normalize": "patchloom.data.images.image_batch",
     "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.inference.index",
     "pictures_of": "patchloom.report.pictures.pictures",
@@ -106,11 +125,20 @@ _WHERE = {
     "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
     "register": "patchloom.plugins",
+    "search": "patchloom.inference.index",
+    "set_rates": "patchloom.engine.optimization",
     "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
+    "translate": "patchloom.tasks.translation.translator",
     "verify": "patchloom.tasks.verify",
     "watch": "patchloom.runs.watched",
+}
+# Verbs whose name is that of a package: the package itself can be called.
+_CALLED = {
+    "models": "patchloom.models.registry:list_models",
+    "recipes": "patchloom.recipes:list_recipes",
+    "report": "patchloom.tasks.report:report",
 }
 # Names of earlier releases: module and the name to use instead.
 _DEPRECATED = {
@@ -129,11 +157,37 @@ def __getattr__(name: str) -> Any:
         warnings.warn(f"patchloom.{name} is now patchloom.{new}", DeprecationWarning, stacklevel=2)
     elif name in _WHERE:
         where = _WHERE[name]
+    elif name in _CALLED:
+        return importlib.import_module(f"patchloom.{name}")
     else:
         raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
+    return _imported(where, name)
+
+
+def _imported(where: str, name: str) -> Any:
     module, _, attribute = where.partition(":")
     return getattr(importlib.import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+class _CallablePackage(ModuleType):
+    """A package that is called as the verb of its name: patchloom.report("runs/a")."""
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        verb = self.__name__.rpartition(".")[2]
+        return _imported(_CALLED[verb], verb)(*values, **options)
+
+
+class _Package(ModuleType):
+    """This package, which makes the packages of `_CALLED` callable when they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CALLED and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

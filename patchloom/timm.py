@@ -1,7 +1,7 @@
 """Register patchloom's networks with timm: `import patchloom.timm`, then `timm.create_model("resmlp_s12")`.
 
-The networks also have timm's methods (forward_features, forward_head, reset_classifier, num_features), so timm's
-scripts can train and evaluate them. `img_size`, `in_chans` and `drop_path_rate` mean what they mean in timm.
+The networks have timm's methods (forward_features, forward_head, reset_classifier, num_features), so timm's scripts can
+train and evaluate them. `img_size`, `in_chans` and `drop_path_rate` mean what they mean in timm.
 """
 
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 import timm
 from timm.models import register_model
-from torch import Tensor
 
 from patchloom.models.network import Network
 from patchloom.models.pretrained.downloads import in_cache
@@ -21,50 +20,15 @@ from patchloom_runtime.errors import UsageError
 _OPTION_NAMES = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
 
 
-class TimmNames:
-    """timm's interface on top of a `Network`."""
+class _TimmConfig:
+    """The settings of a network that timm's scripts read."""
 
-    config: Any
     pretrained_cfg: dict[str, Any]
-
-    @property
-    def num_classes(self) -> int:
-        return self.config.num_classes
-
-    @property
-    def num_features(self) -> int:
-        return self.feature_dim  # type: ignore[attr-defined]
-
-    head_hidden_size = num_features
 
     @property
     def default_cfg(self) -> dict[str, Any]:
         """The settings that timm.data.resolve_data_config reads."""
         return self.pretrained_cfg
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        return self.features(x)  # type: ignore[attr-defined]
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or with `pre_logits` the pooled features."""
-        return self.pool(x) if pre_logits else self.head(x)  # type: ignore[attr-defined]
-
-    def get_classifier(self) -> Any:
-        return self.classifier  # type: ignore[attr-defined]
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier. The pooling is part of the network and cannot be changed."""
-        if global_pool not in (None, ""):
-            raise UsageError(f"{self.config.name} has its own pooling; leave out global_pool={global_pool!r}")
-        self.reset_head(num_classes)  # type: ignore[attr-defined]
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.gradient_checkpointing = enable
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the parameters without weight decay that have more than one dimension."""
-        named = self.named_modules()  # type: ignore[attr-defined]
-        return {f"{name}.weight" for name, module in named if not getattr(module, "decays", True)}
 
 
 def _in_cache(name: str) -> tuple[Weights, Path]:
@@ -94,7 +58,7 @@ def _register(name: str) -> None:
         network = build_model(name, **options)
         if weights:
             load_published(network, file, new_head=True, adapt_resolution=True)
-        network.__class__ = _with_timm_names(type(network))
+        network.__class__ = _with_timm_config(type(network))
         network.pretrained_cfg = {  # type: ignore[assignment]
             "input_size": (network.config.channels, *network.config.image_size),
             "mean": network.pixel_mean,
@@ -115,9 +79,9 @@ def _register(name: str) -> None:
 _CLASSES: dict[type[Network], type[Network]] = {}
 
 
-def _with_timm_names(family: type[Network]) -> type[Network]:
+def _with_timm_config(family: type[Network]) -> type[Network]:
     if family not in _CLASSES:
-        _CLASSES[family] = type(family.__name__, (TimmNames, family), {"__module__": family.__module__})
+        _CLASSES[family] = type(family.__name__, (_TimmConfig, family), {"__module__": family.__module__})
     return _CLASSES[family]
 
 

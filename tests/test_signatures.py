@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 import patchloom
+from patchloom import cli
 from patchloom.cli.audit import AuditOptions
 from patchloom.cli.bench import BenchOptions
 from patchloom.cli.calibrate import CalibrateOptions
@@ -22,8 +23,11 @@ from patchloom.cli.index import IndexOptions
 from patchloom.cli.predict import PredictOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
+from patchloom.cli.report import ReportOptions
+from patchloom.cli.search import SearchOptions
 from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
+from patchloom.cli.translate import TranslateOptions
 from patchloom.cli.watch import WatchOptions
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
@@ -35,12 +39,14 @@ from patchloom.inference.evaluation_methods import (
 )
 from patchloom.options import Option
 from patchloom.recipes.schema import Recipe
+from patchloom.tasks.report import report
 from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
 FUNCTIONS += [patchloom.sweep, patchloom.audit, patchloom.prune, patchloom.predict, patchloom.watch]
+FUNCTIONS += [patchloom.search, patchloom.translate, report]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
 FUNCTIONS += [
     patchloom.probe,
@@ -148,6 +154,11 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "soup": (SoupOptions, patchloom.soup, set(), {"reading"}),
     "watch": (WatchOptions, patchloom.watch, {"page", "every", "once"}, set()),
     "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
+    "report": (ReportOptions, report, set(), set()),
+    "search": (SearchOptions, patchloom.search, {"page"}, set()),
+    "translate": (
+        TranslateOptions, patchloom.translate, {"file", "scores", "out", "replace"}, {"lines"},
+    ),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),
     "compare": (
@@ -223,3 +234,22 @@ def test_old_names_work_with_a_warning(old: str, new: str) -> None:
 def test_evaluate_has_the_name_of_its_verb() -> None:
     with refused(UsageError, "gone"):
         patchloom.evaluate("gone")
+
+
+def test_every_verb_has_a_function_of_its_name() -> None:
+    """`serve` and `app` are programs that run until a signal; patchloom.serving.asgi is for other servers."""
+    verbs = [name for names in cli.VERBS.values() for name in names]
+    assert [name for name in verbs if not callable(getattr(patchloom, name, None))] == ["app", "serve"]
+
+
+def test_packages_are_called_as_the_verbs_of_their_names(tmp_path) -> None:
+    import patchloom.models.registry
+    import patchloom.report.page
+
+    assert patchloom.models("cait_x*") == patchloom.list_models("cait_x*")
+    assert patchloom.recipes("deit3*") == patchloom.list_recipes("deit3*")
+    with refused(UsageError, tmp_path, "config.json"):
+        patchloom.report(str(tmp_path))
+    assert patchloom.report.page.write_page  # they are packages still
+    with refused(UsageError, "pages", "page"):
+        patchloom.report("a", pages="b")

@@ -54,3 +54,35 @@ def test_pretrained_names_the_published_weights_and_takes_them_from_the_cache(tm
     network = timm.create_model("resmlp_s12", pretrained=True)
     assert torch.equal(network.classifier.weight, trained.classifier.weight)
     assert timm.create_model("resmlp_s12", pretrained=True, num_classes=3).num_classes == 3
+
+
+def test_the_names_are_those_of_every_network() -> None:
+    options = {"image_size": 32, "patch_size": 8, "depth": 1, "dim": 24, "heads": 2, "num_classes": 0}
+    network = patchloom.create_model("deit_ti", **options).eval()
+    x = torch.randn(2, 3, 32, 32)
+    assert network(x).shape == (2, network.num_features)
+    network.reset_classifier(5)
+    assert torch.equal(network.forward_head(network.forward_features(x)), network(x))
+    assert (network.num_classes, network.get_classifier().out_features) == (5, 5)
+    with refused(UsageError, "global_pool"):
+        network.reset_classifier(5, global_pool="max")
+
+
+def test_features_only_returns_maps() -> None:
+    maps = patchloom.create_model("smlpnet_t", features_only=True, image_size=64)
+    outputs = maps(torch.zeros(1, 3, 64, 64))
+    assert [tuple(each.shape[1:]) for each in outputs] == [
+        (level.channels, 64 // level.stride, 64 // level.stride) for level in maps.levels
+    ]
+    assert [level.stride for level in maps.levels] == [4, 8, 16, 32]
+
+
+def test_pretrained_is_the_first_of_the_published_weights(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr("patchloom.models.registry._with_weights", lambda *values: calls.append(values[:3]))
+    patchloom.create_model("resmlp_s12", pretrained=True, num_classes=3)
+    assert calls == [("resmlp_s12", "in1k", 3)]
+    with refused(UsageError, "cait_b12"):
+        patchloom.create_model("cait_b12", pretrained=True)
+    with refused(UsageError, "resmlp_s13", "resmlp_s12"):
+        patchloom.create_model("resmlp_s13", pretrained=True)

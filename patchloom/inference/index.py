@@ -188,6 +188,32 @@ def open_index(
     return Index(Path(folder), about, classifier, images)
 
 
+@with_near_options
+def search(
+    index: str | os.PathLike[str],
+    queries: ImagesLike,
+    *,
+    top: int = 10,
+    skip_self: bool = False,
+    level: str | None = None,
+    condition: str | None = None,
+    neighbors: int | None = None,
+    images: Paths | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    exact: bool = False,
+) -> SearchResult | list[SearchResult]:
+    """Open an index and return the files most similar to each image: one result for one image, else a list.
+
+    `images` are folders whose images the results may show, `model` is the run of the index if it was moved. The other
+    options are those of `Index.search`, which is quicker for several calls.
+    """
+    opened: Any = open_index(index, model=model, device=device, images=images or ())  # one overload per kind of images
+    return opened.search(
+        queries, top=top, skip_self=skip_self, exact=exact, level=level, condition=condition, neighbours=neighbors
+    )
+
+
 def _list_queries(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[ListedFile]:
     """List image files, and those inside folders with their classes at the level that has most of `labels`."""
     files: dict[str, str] = {}

@@ -7,6 +7,7 @@ A network is features → pool → head:
     head(features), vectors(features)   logits; one embedding per image
     pyramid(images, strides)        maps from blocks or stages, for segmentation and detection
     reset_head(classes)             a new classifier
+    forward_features, forward_head, get_classifier, reset_classifier …   the same by timm's names
     at_resolution(size)             a copy for another image size
     parameter_groups, rate_scales   what an optimizer needs
     absorb(network)                 a faster copy for inference (RM-5)
@@ -263,6 +264,49 @@ class Network(nn.Module):
             return nn.Identity()
         return Projector(self.config.projector, self.feature_dim)
 
+    # timm's names ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the classifier; 0 without one."""
+        return self.config.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the features."""
+        return self.feature_dim
+
+    @property
+    def head_hidden_size(self) -> int:
+        """Inputs of the classifier."""
+        return self.feature_dim
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return `features`."""
+        return self.features(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the logits of features, or with `pre_logits` the pooled features."""
+        return self.pool(x) if pre_logits else self.head(x)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the classifier."""
+        return self.classifier
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier, as `reset_head` does. The pooling is part of the network and cannot be changed."""
+        if global_pool not in (None, ""):
+            raise UsageError(f"{self.config.name} has its own pooling; leave out global_pool={global_pool!r}")
+        self.reset_head(num_classes)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations in the backward pass instead of storing them."""
+        self.gradient_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay that have more than one dimension."""
+        return {f"{name}.weight" for name, module in self.named_modules() if not getattr(module, "decays", True)}
+
     # Training ---------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
@@ -412,6 +456,19 @@ class Network(nn.Module):
                 f"{name} was made for {height}×{width} images, not {actual}; resize the images, or use "
                 f"model.at_resolution({wanted}) or create_model(..., image_size={wanted})"
             )
+
+
+class FeatureMaps(nn.Module):
+    """A network without its head: images (B, channels, H, W) → one map (B, C, H', W') per stride, finest first."""
+
+    def __init__(self, network: Network, strides: Sequence[int] = STRIDES) -> None:
+        super().__init__()
+        self.network, self.strides = network, tuple(strides)
+        self.levels = network.pyramid_levels(strides)  # stride and channels of each map
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return the maps."""
+        return self.network.pyramid(images, self.strides)
 
 
 def absorb(model: Network) -> Network:

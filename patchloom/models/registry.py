@@ -8,9 +8,9 @@ import fnmatch
 import typing
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, overload
 
-from patchloom.models.network import Network, Size
+from patchloom.models.network import FeatureMaps, Network, Size
 from patchloom.plugins import MODULE
 from patchloom_runtime.errors import PatchloomError, UsageError, nearest
 
@@ -39,14 +39,42 @@ def _families() -> dict[type[Network], dict[str, Any]]:
     return dict(map(_family, _FAMILIES))
 
 
+@overload
 def create_model(
     name: str,
     *,
     num_classes: int | None = None,
     image_size: Size | None = None,
     weights: str | None = None,
+    pretrained: bool = False,
+    features_only: Literal[False] = False,
     **options: Any,
-) -> Network:
+) -> Network: ...
+
+
+@overload
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    weights: str | None = None,
+    pretrained: bool = False,
+    features_only: Literal[True],
+    **options: Any,
+) -> FeatureMaps: ...
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    weights: str | None = None,
+    pretrained: bool = False,
+    features_only: bool = False,
+    **options: Any,
+) -> Network | FeatureMaps:
     """Create a network by name, with random or published weights.
 
     Args:
@@ -55,6 +83,8 @@ def create_model(
         image_size: Default: as published, or 224 pixels without weights. Weights are resampled to another size.
         weights: Tag of published weights, such as "in1k" (`patchloom models NAME` lists them). They are downloaded on
             first use.
+        pretrained: Use the first published weights of the network.
+        features_only: Return a module that maps images to the feature maps of `Network.pyramid`, finest first.
         options: Options of the family.
 
     Raises UsageError with the nearest match for an unknown name or option.
@@ -64,10 +94,26 @@ def create_model(
 
         if is_published_name(name):
             name, _, weights = name.partition(":")
+    if pretrained and weights is None:
+        weights = _first_weights(name)
+    if features_only:
+        num_classes = 0
     if weights is not None:
-        return _with_weights(name, weights, num_classes, image_size, options)
-    sizes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
-    return build_model(name, **{key: value for key, value in sizes.items() if value is not None}, **options)
+        network = _with_weights(name, weights, num_classes, image_size, options)
+    else:
+        sizes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
+        network = build_model(name, **{key: value for key, value in sizes.items() if value is not None}, **options)
+    return FeatureMaps(network) if features_only else network
+
+
+def _first_weights(name: str) -> str:
+    from patchloom.models.pretrained.table import published
+
+    family_of(name)  # raises UsageError for an unknown name
+    known = published(name)
+    if not known:
+        raise UsageError(f"{name} has no published weights; leave out pretrained")
+    return known[0].tag
 
 
 def _with_weights(

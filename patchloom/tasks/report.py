@@ -1,5 +1,7 @@
-"""`report.html` of a run folder. Missing or damaged files become notes on the page."""
+"""`patchloom.report`: the page about a run, or about several. Missing or damaged files become notes on it."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ from patchloom.data.sources.specs import Data, as_spec
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.report.sections import table_section
 from patchloom.runs.config import is_run, read_recipe, read_run_files
+from patchloom.runs.locate import find_run
 from patchloom.runs.metrics import metrics_fault, read_metrics
 from patchloom.runs.race import Race, Trial, read_race
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage
-from patchloom_runtime.errors import UsageError, attempted
+from patchloom_runtime.errors import UsageError, attempted, with_near_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,68 @@ class ReportSettings:
     def part(self) -> str:
         """The split to evaluate now; '' for a page on the val predictions of the training."""
         return "v2" if self.v2 else self.split or ""
+
+
+@with_near_options
+def report(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    data: Data | None = None,
+    split: str | None = None,
+    level: str | None = None,
+    v2: bool = False,
+    val: str | None = None,
+    page: str | None = None,
+    reading: Reading = AS_IT_IS,
+) -> Path:
+    """Write one self-contained HTML page about a run, or about several side by side, and return its path.
+
+    runs     run folder, or several
+    data     where the data are now; several runs are evaluated on it
+    split    evaluate this split of the data now and report on it: train, val, test or all
+    level    label level to compare with (default: that of the model's classes)
+    v2       the folder names of the data are class numbers, as in ImageNet-V2
+    val      for several runs: plot their top-1 on this data, instead of each run's val, against `data`
+    page     HTML page (default: RUN/report.html, RUN/report-SPLIT.html, or comparison.html here)
+    reading  how to read the data (default: as in training)
+    """
+    names = [os.fspath(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    _check(names, data, split, level, v2=v2, val=val, reading=reading)
+    shared: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
+    shared["data"] = None if data is None else as_spec(data)
+    if len(names) > 1:
+        from patchloom.tasks.classification.comparison_page import report_runs  # one run needs less
+
+        return report_runs(names, val=val, out=Path(page or "comparison.html"), **shared)
+    (run,) = names
+    # A page about published weights goes here, not into their cache.
+    default = None if Path(run).exists() else Path(page_name("v2" if v2 else split or ""))
+    return report_run(find_run(run) or Path(run), out=Path(page) if page else default, **shared)
+
+
+def _check(
+    runs: Sequence[str],
+    data: Any,
+    split: str | None,
+    level: str | None,
+    *,
+    v2: bool,
+    val: str | None,
+    reading: Reading,
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    reads = split or level or reading.chosen()
+    is_one = len(runs) == 1
+    if not is_one and data is None and reads:
+        raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
+    if (v2 or val) and data is None:
+        raise UsageError(f"{'--v2' if v2 else '--val'} needs images to evaluate on now: give --data DATA")
+    if v2 and reads:
+        raise UsageError("--v2 reads all of --data by its folders' numbers; leave --split, --level and labels out")
+    if val and is_one:
+        raise UsageError("--val is plotted against --data for several runs; for one give --data DATA --split val")
+    if is_one and level and split is None:
+        raise UsageError("--level chooses the labels that a split is compared with; give --split too")
 
 
 def report_run(

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer, own_optimizer
 from patchloom.engine.run import Run
@@ -89,7 +88,6 @@ def make_run(
         lower_is_better=judge.lower_is_better if judge else False,
         patience=settings.patience,
         after_epoch=_AfterEpoch(task.after_epoch(plan, network, processes), objective, say),
-        callbacks=Callbacks(settings.callbacks),
         unit=task.speed_unit,
     )
     run.accumulate = micro_batches(run, settings.micro_batches)

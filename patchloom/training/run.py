@@ -11,6 +11,7 @@ from torch import nn
 
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.disk import Lock, disk_errors, locked
+from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import TrainResult
@@ -211,6 +212,7 @@ def _train_and_report(
             say(f"resuming {folder} at step {checkpoint.snapshot.step} of {run.schedule.total_steps}")
     restore = guarded(run, lock, lambda: plan.task.training.write_files(plan, network))
     run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
+    run.callbacks = Callbacks(plan.settings.callbacks)  # not in runs that are measured or raced
     started = clock.perf_counter()
     try:
         with processes.ranks_watched():

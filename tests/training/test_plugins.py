@@ -150,6 +150,9 @@ def test_loading_needs_the_module_again(tmp_path: Path, monkeypatch) -> None:
     with refused((UsageError, CheckpointError), "Net", "--plugin"):
         patchloom.load(run.folder)
     assert patchloom.load(run.folder, model=Net).predict(PIXELS[:4]) == before
+    assert patchloom.load(run.folder, model=Net, kind=patchloom.Classifier).labels == ("0", "1")
+    with refused(UsageError, "Classifier", "Segmenter"):
+        patchloom.load(run.folder, kind=patchloom.Segmenter)
     with refused(CheckpointError, "body.0.weight", "(5, 3, 3, 3)"):
         patchloom.load(run.folder, model=Net(width=5))
 

@@ -391,8 +391,8 @@ def make_evaluation_loader(
     resize: str = "short_side",
     *,
     batch_size: int,
-    device: torch.device,
-    workers: int,
+    device: torch.device | str,
+    workers: int = 0,
     rank: int = 0,
     world: int = 1,
     skip_broken: bool = True,
@@ -415,7 +415,7 @@ def make_evaluation_loader(
                 store.targets[torch.tensor(list(store.broken))] = torch.nan
         return DeviceLoader(store, None, transform.image_size, **shared)
     shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
-    return Loader(dataset, transform, pin=device.type == "cuda", **shared)
+    return Loader(dataset, transform, pin=torch.device(device).type == "cuda", **shared)
 
 
 def _who(workers: int) -> str:

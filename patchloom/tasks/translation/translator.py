@@ -1,6 +1,6 @@
 """A trained translator: maps lines of text to lines of text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,8 +11,14 @@ from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
 from patchloom.runs.locate import is_on_hub, run_folder
 from patchloom.tasks.translation.run_files import TranslationFiles, load_seq2seq
-from patchloom_runtime.errors import with_near_options
-from patchloom_runtime.text.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, Hypothesis, LineTranslator
+from patchloom_runtime.errors import UsageError, with_near_options
+from patchloom_runtime.text.line_translator import (
+    MAX_LENGTH_A,
+    MAX_LENGTH_B,
+    Hypothesis,
+    LineTranslation,
+    LineTranslator,
+)
 from patchloom_runtime.text.vocabulary import EOS, PAD, Vocabulary
 
 
@@ -60,6 +66,32 @@ class Translator(LineTranslator):
             n_best=n_best,
             stop_early=False,
         )
+
+
+@with_near_options
+def translate(
+    run: str | Path,
+    lines: Iterable[str],
+    *,
+    beams: int | None = None,
+    length_penalty: float | None = None,
+    n_best: int = 1,
+    batch: int = 64,
+    device: str = "auto",
+) -> list[str] | list[list[LineTranslation]]:
+    """Translate lines of text with a run; with `n_best` above 1, return that many translations per line, with scores.
+
+    beams           beams of the search; 1 is greedy (default: the recipe's)
+    length_penalty  larger favors longer translations (default: the recipe's)
+    n_best          translations per line
+    batch           sentences per batch
+    device          'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    """
+    if isinstance(lines, str):
+        raise UsageError("lines is a text; expected a list of lines: text.splitlines()")
+    translator = load_translator(run, device=device)
+    best = translator.translate(lines, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
+    return [line[0].text for line in best] if n_best == 1 else list(best)
 
 
 @with_near_options
