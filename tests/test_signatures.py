@@ -239,7 +239,7 @@ def test_evaluate_has_the_name_of_its_verb() -> None:
 def test_every_verb_has_a_function_of_its_name() -> None:
     """Some are programs that run until a signal; patchloom.serving.asgi is for other servers."""
     verbs = [name for names in cli.VERBS.values() for name in names]
-    assert {name for name in verbs if not callable(getattr(patchloom, name, None))} == {"app", "serve", "watch"}
+    assert {name for name in verbs if not callable(getattr(patchloom, name, None))} == {"app", "serve"}
 
 
 def test_packages_are_called_as_the_verbs_of_their_names(tmp_path) -> None:
