@@ -1,4 +1,4 @@
-"""Trackers: records of a run in TensorBoard, Weights & Biases, MLflow or Trackio, beside metrics.jsonl.
+"""Trackers: records of a run in TensorBoard, Weights & Biases, MLflow or Trackio, in addition to metrics.jsonl.
 
 A tracker is a subclass of `Tracker` and a row in `TRACKERS`. Its package is imported when a run uses
 it. Trackers write to local files unless the user has configured them otherwise.

@@ -75,7 +75,7 @@ def differences(outputs: Outputs, expected: Outputs) -> tuple[float, float]:
 def speeds(graphs: Sequence[Graph], rows: np.ndarray, batch: int = BATCH) -> list[tuple[float, float]]:
     """Return milliseconds for one image and images per second in batches, for each graph.
 
-    The graphs take turns, so that other load slows all of them alike; the best of several rounds counts.
+    The graphs take turns, so that other load slows all of them equally; the best of several rounds counts.
     """
     inputs = rows[:1], rows[np.arange(batch) % len(rows)]
     best = [[float("inf"), float("inf")] for _ in graphs]

@@ -136,7 +136,7 @@ class Evaluation:
     answered: np.ndarray | None = None  # (N,) bool: images that a model answers which abstains from some
 
     def values(self) -> dict[str, float]:
-        """Return name → value, in the order of a table."""
+        """Return the metrics by name, in the order of a table."""
         low, high = self.report.top_interval()
         numbers = {"top1": self.report.top(1), "top1_low": low, "top1_high": high} | dict(self.report)
         numbers |= {} if self.real is None else {"real": self.real}

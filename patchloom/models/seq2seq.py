@@ -203,7 +203,7 @@ class Seq2Seq(nn.Module):
     # Whole sentences --------------------------------------------------------------------------------------------------
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Ids (B, S), and (B, T) starting with BOS → logits (B, T, V). Those at t predict word t + 1."""
+        """Map ids (B, S) and (B, T), which start with BOS, to logits (B, T, V). Position t predicts word t + 1."""
         if source.shape[:1] != target.shape[:1]:
             raise UsageError(
                 f"there are {source.shape[0]} sources and {target.shape[0]} targets, expected as many of each"

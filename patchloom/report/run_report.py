@@ -34,7 +34,7 @@ class Summary:
     best: str = ""  # best score, with its unit
     measure: str = "best"  # name of the score
     interval: tuple[float, float] | None = None  # of the score
-    beside: Sequence[tuple[str, str]] = ()  # further scores: name, value with its unit
+    more_scores: Sequence[tuple[str, str]] = ()  # further scores: name, value with its unit
     weights: str = "model"  # with that score; "ema" and "average" are named in the summary
     epochs: int | None = None
     seconds: float | None = None

@@ -76,7 +76,7 @@ class Admission:
         self._seconds_each = known + (_SLOWER if each > known else _FASTER) * (each - known)
 
     def check(self, inputs: int = 1) -> None:
-        """Raise HTTPException if there is no room or not enough time for so many inputs."""
+        """Raise HTTPException if the queue has no room or not enough time for this many inputs."""
         expected = self.expected_seconds()
         retry = max(1, math.ceil(expected))
         if not self.processes:

@@ -117,7 +117,9 @@ def refuse_fewer_options(folder: Path, record: Provenance) -> None:
     before = recorded(folder)
     missing = sorted(set(before.options) - set(record.options)) if before else []
     if missing:
-        raise OtherRunError(f"{folder} began with {', '.join(missing)} set", "repeat the command that began it")
+        raise OtherRunError(
+            f"{folder} was started with {', '.join(missing)}, which this command lacks", "repeat the first command"
+        )
 
 
 def refuse_other_plugins(folder: Path, record: Provenance) -> None:

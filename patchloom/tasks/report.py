@@ -200,7 +200,7 @@ def _summary(name: str, folder: Path, record: RunMetadata | None, page: TaskPage
         best=page.best,
         measure=page.measure,
         interval=page.interval,
-        beside=page.beside,
+        more_scores=page.more_scores,
         weights=record.best_weights if record else "model",
         epochs=record.epochs if record else None,
         seconds=record.seconds if record else None,

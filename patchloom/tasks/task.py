@@ -279,7 +279,7 @@ class TaskPage:
     best: str = ""  # the main metric with its unit
     measure: str = "best"  # its name
     interval: tuple[float, float] | None = None
-    beside: Sequence[tuple[str, str]] = ()  # further main metrics: name, value with its unit
+    more_scores: Sequence[tuple[str, str]] = ()  # further main metrics: name, value with its unit
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     charts: Mapping[str, Any] = field(default_factory=dict)  # see `report.run_report.Charts`
     trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on

@@ -173,7 +173,7 @@ class ViewLoader:
 
 
 def _parts_of(batch: ImageBatch, size: int) -> list[Parts]:
-    """Return the parts of each view of a batch with `size` images in the first view, then in the second …"""
+    """Split the parts of a batch by view: its first `size` images are the first view, the next `size` the second …"""
     if not batch.parts:
         return []
     rows = [slice(start, start + size) for start in range(0, len(batch.images), size)]

@@ -153,7 +153,7 @@ def rank(
 
 
 def _query_card(query: int, hits: Hits, train: ImageSet, val: ImageSet, levels: Sequence[str]) -> dict[str, Any]:
-    """Return the values of one query in the template."""
+    """Return the variables of the template for one query."""
     label = int(val.labels[query])
     above = " · ".join(names[numbers[label]] for names, numbers in val.classes.levels.values())
 

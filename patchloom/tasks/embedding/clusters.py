@@ -62,7 +62,7 @@ def _compute(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[in
 
 
 def _read(path: Path, images: int, clusters: int) -> list[int]:
-    """Read the clusters of a resumed run: on a GPU, computing them again would not give the same."""
+    """Read the clusters of a resumed run. Computing them again on a GPU could give other clusters."""
     try:
         labels = parse_json(read_plain(path))
         check_shape(labels, list[int])

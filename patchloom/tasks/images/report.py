@@ -75,7 +75,7 @@ def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
         best=best,
         measure=measure,
         interval=report.top_interval() if report else None,
-        beside=[row[:2] for row in _macro_rows(dict(report))] if report and report.is_imbalanced else [],
+        more_scores=[row[:2] for row in _macro_rows(dict(report))] if report and report.is_imbalanced else [],
         numbers=number_rows(report, settings.part or "val", contents.calibration.before) if report else [],
         charts=_charts(contents.files.recipe, metrics, uneven=bool(report and report.is_imbalanced)),
         sections=_sections(contents, images, report, pictures),

@@ -1,4 +1,4 @@
-"""`patchloom look` at a segmentation run: predicted masks beside the true ones, a map per class, what it confuses."""
+"""`patchloom look` at a segmentation run: predicted and true masks, a map per class, confused classes."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

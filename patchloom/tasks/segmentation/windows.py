@@ -109,7 +109,7 @@ def resized_rows(logits: Tensor, size: Size, rows: slice) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _neighbors(start: int, stop: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two source positions and the weight of the second for pixels start … stop of `length`."""
+    """Return the two source positions of pixels start … stop of `length`, and the weight of the second."""
     at = ((torch.arange(start, stop, device=device) + 0.5) * (places / length) - 0.5).clamp(min=0)
     low = at.long().clamp(max=places - 1)
     return low, (low + 1).clamp(max=places - 1), at - low

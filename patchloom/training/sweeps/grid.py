@@ -20,7 +20,7 @@ from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError, nearest
 
 SEED, SHARE = "seed", "train_share"
-# Options of `train` that can be swept beside recipe fields, and how their values are read.
+# Options of `train` that can be swept in addition to recipe fields, and how their values are read.
 OPTIONS: Mapping[str, Any] = {
     "model": str, "recipe": str, "init": str, "teacher": str, "level": str, "epochs": Count, "size": Count,
     "batch": Count,
