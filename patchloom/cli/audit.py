@@ -93,7 +93,10 @@ def _print(report: "AuditReport", page: Path) -> None:
         rows = [[one.image.key, one.image.label, one.suggestion, f"{one.probability:.0%}"] for one in wrong[:most]]
         print_table(["image", "label", "suggestion", "#prob."], rows, title="Likely wrong labels, most certain first")
         more(len(wrong), most)
-    for title, groups in (("Copies with different labels", report.conflicts), ("Copies in splits", report.leaks)):
+    for title, groups in (
+        ("Copies with different labels", report.conflicts),
+        ("Copies in different splits", report.leaks),
+    ):
         if groups:
             rows = [[" = ".join(f"{one.key} ({one.label}, {one.place.split})" for one in group)] for group in groups]
             print_table([title], rows[:most])

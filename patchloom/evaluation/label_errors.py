@@ -61,25 +61,38 @@ def joint_distribution(labels: np.ndarray, probabilities: np.ndarray) -> np.ndar
 
 
 def find_label_errors(labels: np.ndarray, probabilities: np.ndarray) -> LabelErrors:
-    """Return the likely wrong labels: prune by noise rate (section 3.2, method 4), ranked by normalized margin.
+    """Return the likely wrong labels: pruned by noise rate and by class (method 5, C+NR), by normalized margin.
 
-    For each pair of a label i and another class j, the N · joint[i, j] images labeled i with the largest
-    p(j) − p(i) are chosen. Images whose label is also the prediction are left out.
+    By noise rate: for each label i and other class j, the N · joint[i, j] images labeled i with the largest
+    p(j) − p(i). By class: the images labeled i with the smallest p(i), as many as there are errors in row i. An image
+    is listed if both choose it and its label is not the prediction. Counts are rounded so that each row keeps its sum.
     """
     joint = joint_distribution(labels, probabilities)
     rows = np.arange(len(labels))
     own = probabilities[rows, labels]
-    chosen = np.zeros(len(labels), dtype=bool)
-    for label, other in zip(*np.nonzero(np.rint(joint * len(labels)).astype(np.int64)), strict=True):
-        if label != other:
-            members = np.flatnonzero(labels == label)
-            margins = probabilities[members, other] - own[members]
-            most = int(np.rint(joint[label, other] * len(labels)))
-            chosen[members[np.argsort(-margins, kind="stable")[:most]]] = True
+    by_rate, by_class = np.zeros((2, len(labels)), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        counts = _rounded(np.delete(joint[label], label) * len(labels))
+        by_class[members[np.argsort(own[members], kind="stable")[: counts.sum()]]] = True
+        margins = np.delete(probabilities[members], label, axis=1) - own[members, None]  # (members, K - 1)
+        for count, margin in zip(counts, margins.T, strict=True):
+            by_rate[members[np.argsort(-margin, kind="stable")[:count]]] = True
     others = probabilities.copy()
     others[rows, labels] = -1.0
     suggestions = others.argmax(axis=1)
     margins = own - others[rows, suggestions]
-    positions = np.flatnonzero(chosen & (margins < 0))
+    positions = np.flatnonzero(by_rate & by_class & (margins < 0))
     positions = positions[np.argsort(margins[positions], kind="stable")]
     return LabelErrors(positions, suggestions[positions], margins[positions], joint)
+
+
+def _rounded(counts: np.ndarray) -> np.ndarray:
+    """Round counts so that their sum is the rounded sum: up where the remainder is largest.
+
+    With many classes, most counts are below a half, and rounding each by itself would leave nothing.
+    """
+    whole = np.floor(counts).astype(np.int64)
+    remaining = int(np.rint(counts.sum())) - int(whole.sum())
+    whole[np.argsort(whole - counts, kind="stable")[: max(0, remaining)]] += 1
+    return whole

@@ -37,14 +37,19 @@ def slow_joint(labels, p):
 
 
 def slow_errors(labels, p):
-    """Prune by noise rate, without images whose label is predicted."""
+    """Chosen by noise rate and by class, without images whose label is predicted."""
     n, k = p.shape
-    q, chosen = slow_joint(labels, p), set()
+    q, by_rate, by_class = slow_joint(labels, p), set(), set()
     for i in range(k):
-        for j in range(k):
-            if i != j:
-                members = sorted((x for x in range(n) if labels[x] == i), key=lambda x: -(p[x, j] - p[x, i]))
-                chosen |= set(members[: round(q[i, j] * n)])
+        members = [x for x in range(n) if labels[x] == i]
+        counts = {j: q[i, j] * n for j in range(k) if j != i}
+        whole, total = {j: int(count) for j, count in counts.items()}, round(sum(counts.values()))
+        for j in sorted(counts, key=lambda j: whole[j] - counts[j])[: total - sum(whole.values())]:
+            whole[j] += 1
+        by_class |= set(sorted(members, key=lambda x: p[x, i])[:total])
+        for j, count in whole.items():
+            by_rate |= set(sorted(members, key=lambda x: -(p[x, j] - p[x, i]))[:count])
+    chosen = by_rate & by_class
     return {x for x in chosen if max(p[x, j] for j in range(k) if j != labels[x]) > p[x, labels[x]]}
 
 
@@ -85,6 +90,13 @@ def test_planted_errors_are_found_and_counted():
     assert errors.noise == pytest.approx(len(wrong) / 2000, abs=0.02)
     right = [truth[x] for x in errors.positions] == errors.suggestions
     assert right.mean() > 0.9
+
+
+def test_few_errors_of_many_classes_are_found():
+    """The expected number of each pair of classes is far below one."""
+    labels, p, truth = noisy(1, images=1500, classes=60, wrong=0.05, sharpness=9.0)
+    wrong = set(np.flatnonzero(labels != truth).tolist())
+    assert len(set(find_label_errors(labels, p).positions.tolist()) & wrong) > 0.7 * len(wrong)
 
 
 def test_right_labels_are_left_alone():
