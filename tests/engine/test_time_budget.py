@@ -97,6 +97,17 @@ def test_the_learning_rate_follows_the_whole_schedule_without_a_jump() -> None:
     assert max(abs(after - before) for before, after in pairwise(rates)) <= 0.21 * peak  # warm-up
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(10, 17), (3, 40)])
+def test_a_schedule_is_fitted_to_a_number_of_updates(epochs: int, steps: int) -> None:
+    run = make_run(None, epochs=epochs, steps=steps)
+    rates: list[float] = []
+    step = run.optimizer.step
+    run.optimizer.step = lambda *a, **k: (rates.append(run.optimizer.param_groups[0]["lr"]), step(*a, **k))[1]
+    outcome = train(run)
+    assert (outcome.ended, outcome.progress.step, len(rates)) == ("finished", steps, steps)
+    assert rates[-1] < 0.1 * max(rates)
+
+
 def test_a_machine_as_fast_as_planned_changes_nothing() -> None:
     run, _, _ = budgeted(step_s=lambda _: 0.4, evaluation_s=0.0, epochs=48)  # 96 s of steps
     assert train(run).progress.total_steps == 0
