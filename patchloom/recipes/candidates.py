@@ -83,8 +83,8 @@ def _network(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 # Beside `auto`'s sampling by square roots, best first (docs/imbalance.md). All are remedies, so that all are judged by
 # the mean class accuracy.
 UNEVEN_CLASSES = [
-    Candidate("adjusted logits", {"balance.sampling": "none", "balance.logit_adjustment": 1.0}),
-    Candidate("classes equally often", {"balance.sampling": "balanced"}),
+    Candidate("adjusted logits", {"balance.sampling": "none", "balance.logit_adjustment": 1.0, **WEAK}),
+    Candidate("classes equally often", {"balance.sampling": "balanced", **WEAK}),
 ]
 RATES = (("×3", 3.0), ("÷3", 1 / 3))
 # On 2,640 photos sMLPNet-T with weak augmentation was 14 points better than ResMLP-S12 (one H200, benchmarks/LOG.md).

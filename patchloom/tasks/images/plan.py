@@ -289,10 +289,10 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         corrections=corrections_digest(settings.corrections),
         plugins=plugged_parts(settings),
     )
-    planned = _PlacedRun(opened, resolved, record)
+    unplaced = _PlacedRun(opened, resolved, record)
 
     def in_folder(folder: Path, why: str) -> _PlacedRun:
-        return _in_folder(planner, planned, folder, why, chooses_start=chooses_start)
+        return _in_folder(planner, unplaced, folder, why, chooses_start=chooses_start)
 
     run = placed(settings, record.is_of, in_folder)
     opened, resolved, record = run.opened, run.resolved, run.record
