@@ -26,7 +26,7 @@ from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
 from patchloom.recipes.schema import flatten
 from patchloom.runs.race import Race, RaceCandidate, Trial, choices_of, read_race, write_race
-from patchloom.tasks.plan import Plan
+from patchloom.tasks.plan import Plan, plugged_parts
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release, silent
 from patchloom.training.timing import (
     StepTimes,
@@ -57,7 +57,7 @@ def candidates_of(plan: Plan) -> Sequence[Candidate]:
     is_timed = plan.time_s is None or plan.time_s >= LEAST_TIME_S
     if not settings.race or not is_automatic(plan) or not is_timed or plan.record.train < LEAST_IMAGES:
         return ()
-    if settings.epochs or EPOCHS in settings.changes:
+    if settings.epochs or EPOCHS in settings.changes or plugged_parts(settings):  # trials must not change the user's
         return ()
     rows = plan.task.training.candidates(plan)
     return rows if len(rows) > 1 else ()

@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from patchloom.recipes import auto
 from patchloom.runs.checksums import FILE
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import TrainingResult, make_plan, run_training
@@ -160,3 +163,23 @@ def test_a_val_split_too_small_to_choose_by_is_noted(here: Path) -> None:
     )
     assert len(plan.splits.val) >= 50
     assert noted(plan.splits.notes) == []
+
+
+def test_a_run_keeps_a_network_that_auto_would_no_longer_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an update of patchloom that has learned of a better one."""
+    for name in ("one", "other"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(6):
+            Image.new("RGB", (64, 64), (40 * i, 0, 0)).save(tmp_path / "data" / name / f"{i}.png")
+    options = TrainingSettings(
+        data=str(tmp_path / "data"), out=str(tmp_path / "run"), epochs=1, workers=0, device="cpu"
+    )
+    with monkeypatch.context() as before:
+        network = auto._network
+        before.setattr(auto, "_network", lambda *a, **k: network(*a, **k | {"has_options": True}))
+        run_training(options, say=str)
+    assert make_plan(replace(options, out=None), "cpu").recipe.model.name == "smlpnet_t"
+    assert make_plan(options, "cpu").recipe.model.name == "resmlp_s12"
+    assert run_training(replace(options, epochs=2), say=str).outcome.progress.epoch == 2

@@ -338,7 +338,7 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
     """Return the run as it would be in a folder; raise OtherRunError if that holds another run."""
     refuse_other_data(folder, run.record)
     begun = read_recipe(folder) if folder.is_dir() else None
-    if begun and run.opened.settings.race and (decided := race_choices(folder)):
+    if begun and (decided := _decided_before(begun, run, folder)):
         opened = run.opened.changed(decided=decided)
         run = replace(run, opened=opened, resolved=planner.resolve(opened))
     if chooses_start:
@@ -359,6 +359,20 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
     if settings.out is None:
         refuse_fewer_options(folder, record)
     return replace(run, resolved=resolved, folder=folder, why=why, has_begun=begun is not None, time_s=time_s)
+
+
+def _decided_before(begun: Recipe, run: _PlacedRun, folder: Path) -> tuple[Choice, ...]:
+    """Return the choices of the race of a resumed run, or its network if `auto` would choose another one today."""
+    settings, recipe = run.opened.settings, run.resolved.recipe
+    if settings.race and (decided := race_choices(folder)):
+        return decided
+    if begun.name != recipe.name or begun.model.name == recipe.model.name or base_recipe(settings.recipe, None):
+        return ()
+    if settings.model or settings.init or "model.name" in settings.changes:
+        return ()
+    fields = {"model.name": begun.model.name}
+    fields |= {f"model.options.{key}": value for key, value in begun.model.options.items()}
+    return tuple(Choice(key, value, "auto: as this run began") for key, value in fields.items())
 
 
 def _started(planner: ImagePlanner, run: _PlacedRun, init: str) -> _PlacedRun:
