@@ -370,7 +370,7 @@ def _decided_before(begun: Recipe, run: _PlacedRun, folder: Path) -> tuple[Choic
         return ()
     if settings.model or settings.init or "model.name" in settings.changes:
         return ()
-    fields = {"model.name": begun.model.name}
+    fields: dict[str, Any] = {"model.name": begun.model.name}
     fields |= {f"model.options.{key}": value for key, value in begun.model.options.items()}
     return tuple(Choice(key, value, "auto: as this run began") for key, value in fields.items())
 
