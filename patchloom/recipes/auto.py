@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart, fields_of
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.small_images import fit_to_32_pixels
@@ -327,7 +328,9 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
 
 def balance_reasons(imbalance: float, overrides: Mapping[str, Any]) -> list[Reason]:
     """Choose the remedy for uneven classes (docs/imbalance.md, "Measured"), unless the user set one."""
-    if imbalance < IMBALANCED_FROM or any(key.startswith("balance.") for key in overrides):
+    method = method_of(overrides.get("objective.method", "classification"))
+    is_set = any(key.startswith("balance.") for key in overrides)
+    if imbalance < IMBALANCED_FROM or is_set or not method.reads_field("balance"):
         return []
     why = f"uneven classes: the largest has {imbalance:.0f} times the images of the smallest"
     return [Reason("balance.sampling", "sqrt", why)]

@@ -136,6 +136,9 @@ def test_auto_notices_a_ratio_of_ten(ratio, sampling) -> None:
     whys = [reason.why for reason in reasons if reason.field.startswith("balance.")]
     assert all(missing(why, round(ratio)) == [] for why in whys)
     assert len(whys) == (sampling != "none")
+    other = {"objective.method": "multilabel"}
+    _, reasons = auto_recipe(images=5_000, classes=10, image_size_median=32, imbalance=ratio, overrides=other)
+    assert not [reason for reason in reasons if reason.field.startswith("balance.")]
 
 
 def test_a_fitted_head_starts_adjusted(uneven, tmp_path) -> None:
