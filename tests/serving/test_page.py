@@ -225,7 +225,15 @@ def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_process_that_shows_the_page_loads_no_torch() -> None:
-    about: dict[str, Any] = {"labels": ["a"], "levels": [], "level": "", "languages": [], "files": None, "network": "n"}
+    about: dict[str, Any] = {
+        "labels": ["a"],
+        "several": False,
+        "levels": [],
+        "level": "",
+        "languages": [],
+        "files": None,
+        "network": "n",
+    }
     code = f"""
 import sys
 from patchloom.serving.page import page_response

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -326,3 +327,16 @@ def test_boxes_are_labels_with_the_task(tmp_path):
     plan = make_plan(settings("shapes:count=16,size=16", tmp_path / "x", task="multilabel"), "cpu")
     assert plan.splits.train.targets.values.sum(axis=1).min() >= 1
     assert len(plan.splits.classes) > 4
+
+
+def test_the_python_of_the_page_runs(data, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "multilabel.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(data, tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(block, "docs/multilabel.md", "exec"), names)
+    assert set(names["model"].labels) == set(COLORS)
+    first, second, _ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    assert len(eval(second)) <= 1
+    assert {name for name, _ in eval(first)} <= set(COLORS)
