@@ -163,6 +163,8 @@ def _about_map(about: Mapping[str, Any]) -> str:
     """Return the text in place of a map."""
     if "explain" in about["verbs"]:
         return ""
+    if about["several"]:
+        return "Maps of single labels: patchloom look RUN IMAGE."
     return _NO_MAP if about["is_artifact"] else ABOUT_MAPS[""]
 
 

@@ -72,7 +72,8 @@ class ExportedClassifier(Classifier):
             return super().classify(images, model=model, tta=True)
         graph: Any = model or self.model
         outputs = graph.outputs(images)
-        return outputs["logits"], self.distances(outputs["embedding"]) if "embedding" in outputs else None
+        vectors = outputs.get("embedding")
+        return outputs["logits"], None if vectors is None else self.distances(vectors)
 
 
 def open_exported_classifier(folder: Path) -> ExportedClassifier:
