@@ -55,9 +55,8 @@ def test_artifacts() -> None:
         return {"logits": vectors, "embedding": vectors, "maps": shades[:, 2::4, 2::4].transpose(0, 3, 1, 2)}
 
     def artifact(kind: Any, task: str, *outputs: str) -> App:
-        about = ArtifactMetadata(
-            "onnx", "float32", task, "resmlp_s12", outputs, transform, {}, WindowSettings((16, 16))
-        )
+        settings = WindowSettings((16, 16)) if kind is ArtifactSegmenter else kind.read_settings({})
+        about = ArtifactMetadata("onnx", "float32", task, "resmlp_s12", outputs, transform, {}, settings)
         return app_for(task, kind(Path("artifact"), about, LABELS, means))
 
     image = io.BytesIO()
