@@ -84,6 +84,8 @@ class MultilabelReport:
     targets: np.ndarray  # (N, K) float32: 1, 0 or NaN
     scores: np.ndarray  # (N, K) float32, probabilities
     thresholds: Thresholds
+    temperature: float = 1.0  # of the scores
+    logits: np.ndarray | None = None  # (N, K) float32; None for a report that was read from a file
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield "map", self.mean_ap
@@ -96,6 +98,20 @@ class MultilabelReport:
     def __repr__(self) -> str:
         count = f"{len(self.index):,} images, {len(self.classes)} labels"
         return f"MultilabelReport({count}: mAP {self.mean_ap:.2f} %, micro-F1 {self.micro_f1:.2f} %)"
+
+    def decision_logits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits (M, 2) against and for each known label of an image, and whether it applies (M,)."""
+        assert self.logits is not None
+        known = ~np.isnan(self.targets)
+        return np.stack([np.zeros(known.sum(), np.float32), self.logits[known]], axis=1), self.targets[known].astype(
+            int
+        )
+
+    def at_temperature(self, temperature: float) -> "MultilabelReport":
+        """Return the report with the scores at another temperature; it must have logits."""
+        assert self.logits is not None
+        scores = (torch.from_numpy(self.logits) / temperature).sigmoid().numpy()
+        return replace(self, scores=scores, temperature=temperature)
 
     def with_thresholds(self, thresholds: Thresholds | None = None) -> "MultilabelReport":
         """Return the report with other thresholds; by default with those that maximize F1 on its images."""
@@ -232,8 +248,9 @@ def evaluate(
     pixel_std: tuple[float, ...] = IMAGENET_STD,
     gather: Callable[[Tensor], Tensor] | None = None,
     thresholds: Thresholds | None = None,
+    temperature: float = 1.0,
 ) -> MultilabelReport:
-    """Score the labels of all images, in eval mode and under the caller's autocast.
+    """Score the labels of all images, in eval mode and under the caller's autocast, at a temperature.
 
     Each image counts once, and images without a known label do not count. `gather` concatenates the rows of all
     processes; rows of −1 that pad them to equal length are ignored.
@@ -251,11 +268,12 @@ def evaluate(
                     "Evaluate it on the labels it was trained on."
                 )
             index.append(batch.index)
-            rows.append(torch.stack([batch.targets, logits.sigmoid()], dim=2))
+            rows.append(torch.stack([batch.targets, logits], dim=2))
     if not index:
         raise DataError("There are no images to evaluate: the dataset or its split is empty.")
     join = gather or (lambda rows: rows)
-    return _report(join(torch.cat(index)).cpu().numpy(), join(torch.cat(rows)).cpu().numpy(), classes, thresholds)
+    report = _report(join(torch.cat(index)).cpu().numpy(), join(torch.cat(rows)).cpu().numpy(), classes, thresholds)
+    return report.at_temperature(temperature)
 
 
 def _report(
@@ -265,8 +283,9 @@ def _report(
     places, first = np.unique(index[counted], return_index=True)
     if not len(places):
         raise DataError("None of the images has a known label, so nothing can be evaluated.")
-    targets, scores = rows[counted][first].transpose(2, 0, 1)
-    return MultilabelReport(tuple(classes), places, targets, scores, thresholds or Thresholds.undecided(len(classes)))
+    targets, logits = np.ascontiguousarray(rows[counted][first].transpose(2, 0, 1))
+    undecided = thresholds or Thresholds.undecided(len(classes))
+    return MultilabelReport(tuple(classes), places, targets, logits, undecided, logits=logits)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -93,4 +93,4 @@ class MultilabelClassifier:
             return np.empty((0, len(self.labels)), np.float32)
         images = ImageBatch.of_pixels(pixels).images.to(self.device)
         logits: Tensor = self.model(normalize(images, self.preprocessing.mean, self.preprocessing.std))
-        return logits.float().sigmoid().cpu().numpy()
+        return (logits.float() / self.classifier.calibration.rules.temperature).sigmoid().cpu().numpy()

@@ -101,6 +101,7 @@ def evaluate_on(model: MultilabelClassifier, images: LabeledImages) -> tuple[Val
         classes=model.labels,
         pixel_mean=own.mean,
         pixel_std=own.std,
+        temperature=model.classifier.calibration.rules.temperature,
         thresholds=Thresholds(model.thresholds, np.ones(labels, bool), float(np.median(model.thresholds))),
     )
     broken = loader.broken

@@ -24,17 +24,17 @@ class MultilabelSubject(ClassifierSubject):
         super().__init__(folder, settings)
         self.task = "multilabel"
         self.thresholds: Thresholds = read_thresholds(folder, self.labels)
-        self.metadata = {"thresholds": self.thresholds.values.tolist()}
+        self.metadata = {**self.metadata, "thresholds": self.thresholds.values.tolist()}
         self.summary = f"Any of {self.summary.replace('classes', 'labels', 1)}"
 
     def agreement(self, outputs: Outputs, expected: Outputs) -> float:
         """Return the percentage of equal decisions on labels."""
-        ours, theirs = (_scores(each) >= self.thresholds.values for each in (outputs, expected))
+        ours, theirs = (self._scores(each) >= self.thresholds.values for each in (outputs, expected))
         return 100 * float((ours == theirs).mean())
 
     def quality(self, outputs: Outputs) -> float | None:
         """Return the mean average precision."""
-        scores = _scores(outputs).astype(np.float32)
+        scores = self._scores(outputs).astype(np.float32)
         report = MultilabelReport(self.labels, np.arange(len(scores)), self._truth, scores, self.thresholds)
         return None if np.isnan(report.mean_ap) else report.mean_ap
 
@@ -49,7 +49,6 @@ class MultilabelSubject(ClassifierSubject):
         values = images.targets.values if images.targets is not None else np.full((len(images), 0), np.nan, np.float32)
         return np.stack([pixels for _, pixels in samples]), values[[row for row, _ in samples]]
 
-
-def _scores(outputs: Outputs) -> np.ndarray:
-    logits = outputs[LOGITS].astype(np.float64)
-    return 1 / (1 + np.exp(-np.clip(logits, -80, 80)))
+    def _scores(self, outputs: Outputs) -> np.ndarray:
+        logits = outputs[LOGITS].astype(np.float64) / self.classifier.calibration.rules.temperature
+        return 1 / (1 + np.exp(-np.clip(logits, -80, 80)))

@@ -6,6 +6,8 @@ from typing import Any
 
 from patchloom.inference.classifier import load
 from patchloom.models.network import Network
+from patchloom.runs.calibration import FILE as CALIBRATION
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.exported import ExportedClassifier
@@ -44,6 +46,7 @@ class MultilabelLoader(ModelLoader):
             "config.json": lambda: read_run_files(folder),
             THRESHOLDS: lambda: read_thresholds(folder, read_run_files(folder).labels),
             FILE: lambda: read_val_labels(folder),
+            CALIBRATION: lambda: read_calibration(folder),
         }
 
     def columns(self, answers: int) -> dict[str, type]:

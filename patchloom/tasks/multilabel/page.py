@@ -19,7 +19,8 @@ from patchloom.objectives.multilabel import CHARTS
 from patchloom.report.pictures.look import ImageLook, looks, network_inputs
 from patchloom.report.pictures.sheets import displayed
 from patchloom.report.run_report import training, validation
-from patchloom.report.sections import gallery_section, table_section
+from patchloom.report.sections import gallery_section, reliability_section, table_section
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.images.look_page import (
@@ -74,10 +75,18 @@ def multilabel_page(loader: ModelLoader, folder: Path, settings: ReportSettings)
             "Validation micro-F1 at a threshold of 0.5, %": validation("micro_f1"),
             **training(CHARTS),
         },
-        sections=[_label_table(report), *_mistakes(report, images)] if report else [],
+        sections=[_label_table(report), *_reliability(folder, notes), *_mistakes(report, images)] if report else [],
         notes=notes,
         next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE",
     )
+
+
+def _reliability(folder: Path, notes: list[str]) -> list[Markup]:
+    calibration = attempted(lambda: read_calibration(folder), notes)
+    if calibration is None or calibration.before is None or calibration.after is None:
+        return []
+    note = f"Every label of every val image. Logits are divided by {calibration.rules.temperature:.3g}, fitted on val."
+    return [reliability_section(calibration.before, calibration.after, [note])]
 
 
 def _val_images(folder: Path, settings: ReportSettings, place: str, val: ValLabels) -> ImageSet:

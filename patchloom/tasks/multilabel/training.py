@@ -14,9 +14,11 @@ from patchloom.data.annotations.image_labels import of_labels
 from patchloom.data.datasets import Source
 from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Run
+from patchloom.evaluation.calibration import fit_temperature, reliability_at
 from patchloom.evaluation.multilabel import MultilabelReport, evaluate
 from patchloom.models.network import Network
 from patchloom.recipes.choices import Choice
+from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.config import is_run
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.judges import ImageJudge
@@ -26,6 +28,7 @@ from patchloom.tasks.images.training import WholeImageTraining
 from patchloom.tasks.multilabel.run_files import ValLabels, write_val_labels
 from patchloom.tasks.plan import TrainingSettings, method_of_settings, refuse_unread
 from patchloom.tasks.table import task_of_run
+from patchloom_runtime.calibration import Calibration
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.printable import plural
 
@@ -125,13 +128,19 @@ class MultilabelTraining(WholeImageTraining):
         return MultilabelJudge(plan, processes)
 
     def evaluate_best(self, plan: ImagePlan, run: Run, network: Any, reports: Sequence[Any]) -> Any:
-        """Evaluate the best weights on val and choose the thresholds of all labels there."""
-        report = super().evaluate_best(plan, run, network, reports)
-        return None if report is None else report.with_thresholds()
+        """Evaluate the best weights on val, and choose the temperature and the thresholds of all labels there."""
+        report: MultilabelReport | None = super().evaluate_best(plan, run, network, reports)
+        if report is None or not np.isfinite(report.scores).all():
+            return report
+        return report.at_temperature(fit_temperature(*report.decision_logits())).with_thresholds()
 
     def write_val(self, plan: ImagePlan, report: MultilabelReport) -> None:
-        """Write `thresholds.json`, and `labeled.safetensors` with the scores of val."""
+        """Write `thresholds.json`, `calibration.json`, and `labeled.safetensors` with the scores of val."""
         write_val_labels(plan.folder, ValLabels(report, fingerprint(plan.splits.val)))
+        logits, applies = report.decision_logits()
+        before, after = (reliability_at(logits, applies, each) for each in (1.0, report.temperature))
+        calibration = Calibration(report.temperature)
+        write_calibration(plan.folder, RunCalibration(calibration, len(report.index), before, after))
 
 
 def _check_teacher(name: str, task: str) -> None:

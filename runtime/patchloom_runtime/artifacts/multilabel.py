@@ -7,7 +7,7 @@ import numpy as np
 
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier
 from patchloom_runtime.artifacts.metadata import FILE, LABELS
-from patchloom_runtime.calibration import UNCALIBRATED, Calibration, ClassScores
+from patchloom_runtime.calibration import Calibration, ClassScores
 from patchloom_runtime.errors import CheckpointError, at_least, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image
 
@@ -15,24 +15,26 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image
 class ArtifactMultilabel(ArtifactClassifier):
     """An exported multi-label classifier."""
 
-    settings_shape: ClassVar[Mapping[str, Any]] = {"thresholds": list[float]}
+    settings_shape: ClassVar[Mapping[str, Any]] = {"thresholds": list[float], **ArtifactClassifier.settings_shape}
 
     @classmethod
     def read_settings(cls, values: Mapping[str, Any]) -> Any:
+        """Return the thresholds and the calibration."""
         thresholds = np.array(values["thresholds"], np.float64)
         if not len(thresholds) or not np.all((thresholds >= 0) & (thresholds <= 1)):
             raise ValueError("thresholds are not between 0 and 1")
-        return thresholds
+        return thresholds, super().read_settings(values)
 
     @property
     def calibration(self) -> Calibration:
-        """No temperature and no rules: labels have thresholds instead."""
-        return UNCALIBRATED
+        """The temperature; labels have thresholds instead of rules."""
+        calibration: Calibration = self.about.settings[1]
+        return calibration
 
     @property
     def thresholds(self) -> np.ndarray:
         """The lowest score with which each label is predicted, (K,)."""
-        thresholds: np.ndarray = self.about.settings
+        thresholds: np.ndarray = self.about.settings[0]
         if len(thresholds) != len(self.labels):
             raise CheckpointError(
                 f"{self.folder} is damaged: {FILE} has {len(thresholds)} thresholds, {LABELS} {len(self.labels)} "
@@ -51,7 +53,9 @@ class ArtifactMultilabel(ArtifactClassifier):
         limits = self.thresholds if threshold is None else threshold
         batches = [outputs["logits"] for outputs in self._outputs(images)]
         rows = np.concatenate(batches or [np.empty((0, len(self.labels)), np.float32)])
-        predictions = [labels_above(self.labels, _sigmoid(row), limits, top) for row in rows]
+        predictions = [
+            labels_above(self.labels, _sigmoid(row / self.calibration.temperature), limits, top) for row in rows
+        ]
         return predictions[0] if is_single_image(images) else predictions
 
 

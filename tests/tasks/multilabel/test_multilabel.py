@@ -19,8 +19,12 @@ from patchloom import cli
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
+from patchloom.evaluation.calibration import fit_temperature
+from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
+from patchloom.tasks.multilabel.data import open_labels
+from patchloom.tasks.multilabel.evaluation import evaluate_on
 from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_named
@@ -103,6 +107,20 @@ def test_a_run_keeps_scores_and_thresholds(run, data):
     assert dict(val.report)["macro_f1"] >= max(row["macro_f1"] for row in rows if row["map"] == rows[-1]["map"]) - 1e-6
 
 
+def test_scores_are_calibrated(run, data):
+    calibration, model = read_calibration(run), patchloom.load(run, device="cpu")
+    assert calibration.before is not None
+    assert calibration.after is not None
+    assert calibration.after.loss < calibration.before.loss
+    images = open_labels(str(data), model.labels, split="val", folder=run)
+    stored = read_val_labels(run).report
+    measured = evaluate_on(model, images)[0].report
+    np.testing.assert_allclose(measured.scores, stored.scores, atol=1e-5)
+    assert measured.temperature == calibration.rules.temperature != 1
+    logits, applies = measured.decision_logits()
+    assert calibration.rules.temperature == pytest.approx(fit_temperature(logits, applies), rel=1e-3)
+
+
 def test_damaged_thresholds_are_noticed(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / THRESHOLDS).write_text((copy / THRESHOLDS).read_text().replace("0.", "1.", 1))
@@ -157,7 +175,7 @@ def test_evaluate_compare_report_look_and_verify(run, data, tmp_path, capsys, mo
     command("look", run, "--page", tmp_path / "look.html", **printing)
     assert "true: " in command("look", run, "--page", tmp_path / "look.html", **printing)
     assert (tmp_path / "look.html").is_file()
-    assert "11 files" in command("verify", run, **printing)
+    assert "12 files" in command("verify", run, **printing)
     monkeypatch.setattr(sys, "argv", ["patchloom", "evaluate", str(run), str(data), "--level", "x"])
     with pytest.raises(SystemExit):
         cli.main()
