@@ -2,7 +2,7 @@
 
     python benchmarks/audit.py plant digits --out planted/digits
     python benchmarks/audit.py plant flowers102-136.parquet --classes 20 --out planted/flowers
-    python benchmarks/audit.py measure planted/digits --epochs 20
+    python benchmarks/audit.py measure planted/digits --folds 3 --epochs 20
     python benchmarks/audit.py cleanlab planted/digits             # where cleanlab is installed; patchloom need not be
 
 `plant` writes class folders in which 5 % of the training images lie in the folder of another class; test images are not
