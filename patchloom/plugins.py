@@ -29,6 +29,7 @@ DIGEST = 16  # letters
 T = TypeVar("T")
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind → name → thing
+_files: list[str] = []  # plug-in files that were run
 _modules: dict[str, Any] = {}  # 'module:NAME' → the module or a function that makes it
 
 
@@ -74,6 +75,12 @@ def load_plugin(file: str) -> None:
         raise UsageError(f"--plugin {file} registers nothing; mark a part with @patchloom.register(KIND): {kinds}")
     for key, thing in _registered["model"].items():
         register_module(thing, key)
+    _files.append(os.path.abspath(path))
+
+
+def plugin_files() -> list[str]:
+    """Return the plug-in files that this process has run, for the processes that it starts."""
+    return list(_files)
 
 
 def registered_settings() -> dict[str, Any]:

@@ -198,7 +198,7 @@ def head_of(model: nn.Module) -> list[nn.Module]:
             f"{_name(model)} does not name its classifiers. Set model.trainable to all, "
             "or freeze it with requires_grad_(False)."
         )
-    return [getattr(model, name) for name in names()]
+    return [model.get_submodule(name) for name in names()]
 
 
 def _last_norm(model: nn.Module) -> nn.Module:

@@ -65,6 +65,14 @@ class OwnModule(Network):
         """Inputs of the classifier."""
         return self.classifier.in_features
 
+    def classifiers(self) -> dict[str, int]:
+        """Return the path and the number of inputs of the classifier; nothing if it is not known."""
+        try:
+            layer = self.classifier
+        except UsageError:
+            return {}
+        return {name: layer.in_features for name, part in self.named_modules() if part is layer}
+
     @property
     def label(self) -> str:
         """The name of the module, for messages."""

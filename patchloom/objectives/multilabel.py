@@ -109,6 +109,8 @@ class MultilabelObjective(ClassificationObjective):
         """Return the method's loss of logits (B, K)."""
         if logits.shape[1] != self.num_classes:
             raise UsageError(f"The network has {logits.shape[1]} labels, the data {self.num_classes}.")
+        if self.own_loss is not None:
+            return self.own_loss(at_least_float32(logits), targets)
         logits, known = at_least_float32(logits), ~targets.isnan()
         filled = torch.where(known, targets, 0).to(logits.dtype)
         if self.asymmetry:

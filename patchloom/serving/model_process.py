@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from patchloom.plugins import load_plugin
 from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
 from patchloom.tasks.endpoints import IMAGES
 from patchloom_runtime.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
@@ -78,6 +79,8 @@ def _load(settings: Mapping[str, Any]) -> "tuple[dict[str, ServedVerb], dict[str
 
     if "roots" in settings:
         return thumbnail_verbs(settings["roots"]), {}
+    for file in settings.get("plugins", ()):  # of the command that started this process
+        load_plugin(file)
     model = load_served(settings["source"], **{name: settings[name] for name in ("device", "model", "threads")})
     verbs = served_verbs(model)
     warm_up(model.task, verbs)

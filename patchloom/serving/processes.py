@@ -21,6 +21,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from patchloom.machine import cores
+from patchloom.plugins import plugin_files
 from patchloom.serving.admission import Admission, ModelRequest
 from patchloom.serving.messages import HEARTBEAT_SECONDS, pack, read_message
 from patchloom_runtime import errors
@@ -164,7 +165,7 @@ class ModelProcesses:
         self.source, self.admission, self.count, self.threads = source, admission, count, threads
         pixels = admission.limits.pixels
         self._settings: dict[str, Any] = {"source": source, "device": device, "model": model, "threads": threads}
-        self._settings["pixels"] = pixels
+        self._settings |= {"pixels": pixels, "plugins": plugin_files()}
         self._say = say
         self.about: dict[str, Any] = {}
         self.ready: list[ModelProcess] = []

@@ -253,6 +253,22 @@ def test_parts_that_do_not_work_are_refused(parts: dict[str, Any], facts: tuple[
         patchloom.train(DATA, out=str(tmp_path / "run"), **PLAIN | {"model": Net} | parts)
 
 
+def test_parts_for_several_labels(tmp_path: Path) -> None:
+    hot = np.stack([LABELS, 1 - LABELS, LABELS], axis=1)
+    data = {"train": (PIXELS, hot), "val": (PIXELS[:12], hot[:12])}
+    seen = []
+
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(tuple(targets.shape))
+        return (outputs.sigmoid() - targets).square().mean()
+
+    run = patchloom.train(data, model=Net, loss=squared, transform=mirrored, out=str(tmp_path / "run"), **PLAIN)
+    assert run.metrics
+    assert {(2, 3), (8, 3)} <= set(seen)
+    with refused(UsageError, "metrics", "multilabel"):
+        patchloom.train(data, model=Net, metrics=[squared], out=str(tmp_path / "other"), **PLAIN)
+
+
 # Metrics and callbacks ------------------------------------------------------------------------------------------------
 
 
@@ -381,5 +397,7 @@ def test_a_plugin_file(tmp_path: Path, monkeypatch, capsys) -> None:
     done = run("predict", "run", "a.png", "--plugin", "empty.py")
     assert done.code == 2
     assert missing(done.errors, "empty.py", "register") == []
+    done = run("export", "run", "--out", "artifact", "--to", "torch", "--plugin", "parts.py")
+    assert done.code == 0, done.errors
     Path("wrong.py").write_text("1 / 0")
     assert "ZeroDivisionError" in run("predict", "run", "a.png", "--plugin", "wrong.py").errors

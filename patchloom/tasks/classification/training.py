@@ -1,14 +1,12 @@
 """Training of classifiers."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes
@@ -18,17 +16,17 @@ from patchloom.evaluation.classification import ClassificationReport, metric_nam
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.options import share_of
-from patchloom.plugins import metrics_by_name, name_of
+from patchloom.plugins import metrics_by_name
 from patchloom.recipes.choices import Choice
 from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
 from patchloom.tasks.classification.calibrate import RuleSettings, fit_rules, negatives_note
 from patchloom.tasks.images.judges import ClassJudge
 from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved
-from patchloom.tasks.images.training import WholeImageTraining
+from patchloom.tasks.images.training import WholeImageTraining, check_loss
 from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.calibration import Calibration
-from patchloom_runtime.errors import UsageError, first_line, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 
 class ClassPlanner(ImagePlanner):
@@ -55,7 +53,12 @@ class ClassificationTraining(WholeImageTraining):
             if plan.method.views and getattr(settings, kind) is not None:
                 raise UsageError(f"{kind} cannot be plugged into {plan.recipe.objective.method}, which compares views")
         if settings.loss is not None:
-            _check_loss(settings.loss, plan)
+            classes, augment = len(plan.class_names), plan.recipe.augment
+            labels = torch.arange(2) % classes
+            targets = {"class numbers (B,)": labels}
+            if augment.mixup or augment.cutmix:
+                targets["class shares (B, K) of mixed images"] = F.one_hot(labels, classes).float()
+            check_loss(settings.loss, classes, targets)
         known = [*metric_names(len(plan.class_names)), *metrics_by_name(settings.metrics)]
         if settings.select is not None and settings.select not in known:
             hint = nearest(settings.select, known)
@@ -95,27 +98,3 @@ def _fit_promise(plan: ImagePlan) -> None:
     result = fit_rules(classifier, val, plan.splits.train, wanted, evaluation)
     if result.predictions is not None:
         result.store()
-
-
-def _check_loss(loss: Callable[[Tensor, Tensor], Any], plan: ImagePlan) -> None:
-    """Call the user's loss once. Raise UsageError if it does not return a scalar with a gradient."""
-    classes, augment = len(plan.class_names), plan.recipe.augment
-    labels = torch.arange(2) % classes
-    targets = {"class numbers (B,)": labels}
-    if augment.mixup or augment.cutmix:
-        targets["class shares (B, K) of mixed images"] = F.one_hot(labels, classes).float()
-    for what, values in targets.items():
-        outputs = torch.zeros(2, classes, requires_grad=True)
-        try:
-            result = copy.deepcopy(loss)(outputs, values)
-        except Exception as error:  # code of the user
-            advice = "; set augment.mixup and augment.cutmix to 0, or accept shares" if values.ndim > 1 else ""
-            raise UsageError(
-                f"the loss {name_of(loss)} fails on {what}: {type(error).__name__}: {first_line(error)}{advice}"
-            ) from error
-        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            shape = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-            raise UsageError(
-                f"the loss {name_of(loss)} returns {shape}; expected a scalar tensor with a gradient with respect to "
-                "the outputs"
-            )

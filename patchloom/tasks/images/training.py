@@ -1,13 +1,13 @@
 """What image tasks share in training: batches, averages, files, and the whole of it for networks of whole images."""
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.sampler import ClassSampling
@@ -18,6 +18,7 @@ from patchloom.engine.ema import Ema
 from patchloom.engine.run import Run
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
+from patchloom.plugins import name_of
 from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
 from patchloom.report.pictures.epoch_pictures import EpochPictures
@@ -38,7 +39,7 @@ from patchloom.tasks.images.plan import (
 )
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.task import Training
-from patchloom_runtime.errors import CheckpointError, DataError
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError, first_line
 
 EPOCH_PICTURES = 4
 
@@ -219,3 +220,21 @@ def _has_new_head(plan: ImagePlan) -> bool:
     """Return whether the recipe fits new classifiers and --init does not already have one for these classes."""
     keeps_head = plan.start is not None and plan.start.keeps(plan.splits.classes.names)
     return plan.recipe.model.fit_head and not keeps_head
+
+
+def check_loss(loss: Callable[[Tensor, Tensor], Any], outputs: int, targets: Mapping[str, Tensor]) -> None:
+    """Call the user's loss with each kind of targets. Raise UsageError unless it returns a scalar with a gradient."""
+    for what, values in targets.items():
+        try:
+            result = copy.deepcopy(loss)(torch.zeros(len(values), outputs, requires_grad=True), values)
+        except Exception as error:  # code of the user
+            advice = "; set augment.mixup and augment.cutmix to 0, or accept shares" if "mixed" in what else ""
+            raise UsageError(
+                f"the loss {name_of(loss)} fails on {what}: {type(error).__name__}: {first_line(error)}{advice}"
+            ) from error
+        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
+            shape = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise UsageError(
+                f"the loss {name_of(loss)} returns {shape}; expected a scalar tensor with a gradient with respect to "
+                "the outputs"
+            )

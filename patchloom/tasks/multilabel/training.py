@@ -24,7 +24,7 @@ from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.judges import ImageJudge
 from patchloom.tasks.images.networks import teacher_names
 from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve
-from patchloom.tasks.images.training import WholeImageTraining
+from patchloom.tasks.images.training import WholeImageTraining, check_loss
 from patchloom.tasks.multilabel.run_files import ValLabels, write_val_labels
 from patchloom.tasks.plan import TrainingSettings, method_of_settings, refuse_unread
 from patchloom.tasks.table import task_of_run
@@ -103,6 +103,14 @@ class MultilabelTraining(WholeImageTraining):
     """A network with one output per label, evaluated by its scores for val."""
 
     planner_type = MultilabelPlanner
+    plugins = (*WholeImageTraining.plugins, "model", "transform", "batch_transform", "loss")
+
+    def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
+        plan = super().plan(settings, device)
+        if settings.loss is not None:
+            labels = len(plan.class_names)
+            check_loss(settings.loss, labels, {"0/1 vectors (B, K)": torch.eye(2, labels)})
+        return plan
 
     @torch.no_grad()
     def begin(self, plan: ImagePlan, network: Network, processes: Processes, say: Callable[[str], None]) -> None:
