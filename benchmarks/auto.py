@@ -1,8 +1,8 @@
 """`patchloom train` beside plain scripts, for the same wall-clock time, one after the other.
 
-The plain scripts are what one would write with timm: RandAugment, AdamW, a cosine that ends when the time does, the
-best of nothing. From scratch they train ResNet-18, ResNet-50 and ViT-S; with --init, the same pretrained weights. All
-are judged once, on the test images of a dataset (on val images if it has none). Results in --out are not repeated.
+The plain scripts are what one would write with timm: RandAugment, AdamW, and a cosine that ends when the time does.
+From scratch they train ResNet-18, ResNet-50 and ViT-S; with --init, the same pretrained weights. All are judged once,
+on the test images of a dataset (on val images if it has none). Results in --out are not repeated.
 
     python benchmarks/auto.py flowers/ imagenette/ --time 4m --out results
     python benchmarks/auto.py flowers/ --time 2m --init resmlp_s12:in1k --out results
