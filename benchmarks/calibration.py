@@ -18,6 +18,8 @@ import patchloom
 from patchloom.tasks.classification.calibrate import CalibrationResult
 from patchloom_runtime.errors import DataError
 
+STRANGE = 200  # images
+
 
 def measured(data: str, folder: Path, max_error: str) -> dict[str, Any]:
     """Return the numbers of one run on the test split."""
@@ -42,6 +44,15 @@ def measured(data: str, folder: Path, max_error: str) -> dict[str, Any]:
     )
 
 
+def strange(folder: Path, data: Path) -> dict[str, Any]:
+    """Return what a run says about images that show none of its classes, 200 of them."""
+    images = patchloom.open_data(str(data), labeled=False).train
+    rows = range(0, len(images), max(1, len(images) // STRANGE))[:STRANGE]
+    reasons = [scores.abstained for scores in patchloom.load(folder).predict([images.read(row) for row in rows])]
+    unlike = sum(reason.startswith("unlike") for reason in reasons)
+    return {"data": data.name, "images": len(reasons), "unlike": unlike, "answered": reasons.count("")}
+
+
 def main() -> None:
     """Train and measure one run per seed."""
     own, _, further = (part.split() for part in " ".join(sys.argv[1:]).partition(" -- "))
@@ -50,11 +61,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-error", default="5%")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strange", type=Path, nargs="*", default=[], help="data with none of these classes")
     options = parser.parse_args(own)
     for seed in range(options.seeds):
         folder = options.out / f"seed-{seed}"
         train(options.data, folder, ["--val", "held-out", "--set", f"seed={seed}", *further])
         print(json.dumps(measured(str(options.data), folder, options.max_error)), flush=True)
+        for data in options.strange:
+            print(json.dumps(strange(folder, data)), flush=True)
 
 
 if __name__ == "__main__":
