@@ -1,7 +1,8 @@
 """`out_of_fold.safetensors`: the prediction of cross-validation for each image, by the run that did not train on it.
 
-One row per image: its name in the dataset, label, fold, probability of each class, and how far its features are from
-those of the other images of its fold (1 is the median).
+One row per image: its name in the dataset, label, fold, probability of each class before calibration (the temperature
+of a run is fitted to the images of its fold), and how far its features are from those of the other images of its fold
+(1 is the median).
 """
 
 import os
