@@ -19,12 +19,13 @@ class HtmlFormat(PageFormat):
             raise UsageError(f"--to html writes one file, but --out is {out}; use a name such as {out}.html")
         classifier = model if isinstance(model, Classifier) else getattr(model, "classifier", None)
         if classifier is None:
-            raise UsageError("--to html writes pages of classifiers, of one class or of several labels per image")
+            raise UsageError("--to html writes pages of models of whole images: classes, labels or numbers")
         classifier.check_decides()
-        thresholds = getattr(model, "thresholds", None)
+        thresholds, scale = getattr(model, "thresholds", None), getattr(model, "scale", None)
         return write_classifier_page(
             classifier,
             page_path(out),
             "int8" if int8 else "fp16",
             thresholds=None if thresholds is None else thresholds.tolist(),
+            scale=None if scale is None else {"mean": scale.mean.tolist(), "std": scale.std.tolist()},
         )

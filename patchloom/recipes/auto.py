@@ -113,10 +113,10 @@ def auto_recipe(
     The largest class has `imbalance` times the images of the smallest. `overrides` are fields set by the user: they are
     kept, and the other choices follow from them.
     """
-    if images < 1 or classes < 2 or image_size_median < 1:
+    if images < 1 or classes < 1 or image_size_median < 1:
         raise UsageError(
             f"{images} images of {image_size_median} pixels in {classes} classes cannot be trained on; "
-            "expected at least 1 image, 1 pixel and 2 classes. Check the folder."
+            "expected at least one of each. Check the folder."
         )
     if device not in SCRATCH:
         raise UsageError(f"device is {device!r}, expected cpu or cuda.")

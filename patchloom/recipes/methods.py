@@ -82,6 +82,17 @@ def _multilabel(**options: float) -> Method:
     )
 
 
+def _regression(loss: str) -> Method:
+    return Method(
+        task="regression",
+        objective="patchloom.objectives.regression",
+        reads={**_IMAGES, "objective": ("method",)},
+        learns_from="labels",
+        head="classes",
+        options={"loss": loss},
+    )
+
+
 METHODS: dict[str, Method] = {
     "classification": Method(
         task="classification",
@@ -93,6 +104,9 @@ METHODS: dict[str, Method] = {
     ),
     "multilabel": _multilabel(),
     "asymmetric": _multilabel(negative_focus=4, positive_focus=0, margin=0.05),  # of the paper, for COCO
+    "regression": _regression("huber"),
+    "regression_l1": _regression("l1"),
+    "regression_l2": _regression("l2"),
     "distill_features": Method(
         task="embedding",
         objective="patchloom.objectives.feature_distillation",

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -110,7 +110,7 @@ def page_response(
         promise=_invitation(about),
         legend=_legend(about),
         about_map=_about_map(about),
-        hint="" if {"predict", "search"} & set(about["verbs"]) else _NO_CLASSES,
+        hint="" if {"predict", "regress", "search"} & set(about["verbs"]) else _NO_CLASSES,
         has_report=has_report,
         described=Markup(json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c")),
         script=Markup(page_script("picture_page.js") + page_script("app.js")),
@@ -139,6 +139,8 @@ def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _legend(about: Mapping[str, Any]) -> str:
+    if "regress" in about["verbs"]:
+        return "Numbers"
     if about["several"]:
         return "Labels that apply"
     return "Choose a class to see its evidence" if "explain" in about["verbs"] else "Most likely classes"
@@ -151,6 +153,7 @@ def _invitation(about: Mapping[str, Any]) -> str:
         return f"Choose an image to see {'the class of every pixel' if 'segment' in verbs else 'the objects in it'}."
     classes = "the labels that apply to it" if about["several"] else "its most likely classes"
     parts = [
+        *(["its numbers"] if "regress" in verbs else []),
         *([classes] if "predict" in verbs else []),
         *(["the evidence for each of them"] if {"predict", "explain"} <= set(verbs) else []),
         *(["the most similar images of the index"] if "search" in verbs else []),

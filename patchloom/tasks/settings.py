@@ -59,7 +59,7 @@ class TrainingSettings:
         str | None,
         Option(
             "Task to train, if the data allow several. Default: that of the recipe or the data.",
-            metavar="classify|multilabel|segment|detect",
+            metavar="classify|multilabel|regress|segment|detect",
             panel=MODEL,
         ),
     ] = None

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.runs.config import read_config, read_recipe
-from patchloom.tasks import classification, detection, embedding, multilabel, segmentation, translation
+from patchloom.tasks import classification, detection, embedding, multilabel, regression, segmentation, translation
 from patchloom.tasks.task import Task
 from patchloom_runtime.errors import CheckpointError, UsageError, nearest
 
 TASKS: dict[str, Task] = {
     module.TASK.name: module.TASK
-    for module in (classification, multilabel, embedding, segmentation, translation, detection)
+    for module in (classification, multilabel, regression, embedding, segmentation, translation, detection)
 }
 DEFAULT = classification.TASK.name  # the task of `auto`
 

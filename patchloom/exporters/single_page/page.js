@@ -1,6 +1,6 @@
 // The page: images in, predictions and maps out. Other scripts can call `patchloom.classify(blob)`.
 const patchloom = (() => {
-  const { program, modules, preprocessing, classes, calibration, thresholds, grid, signed, drawing } = JSON.parse(by("described").textContent)
+  const { program, modules, preprocessing, classes, calibration, thresholds, scale, grid, signed, drawing } = JSON.parse(by("described").textContent)
   const SHOWN = 5
 
   // The model, in a worker if the browser allows one ---------------------------------------------------------
@@ -21,7 +21,7 @@ const patchloom = (() => {
   function start() {
     const weights = by("weights").textContent
     by("weights").remove()
-    const load = { kind: "load", program, weights, modules, preprocessing, temperature: calibration.temperature, several: thresholds !== null }
+    const load = { kind: "load", program, weights, modules, preprocessing, temperature: calibration.temperature, several: thresholds !== null, scale }
     try {
       const source = by("model").textContent + "\nconst answer = serve(m => postMessage(m)); onmessage = e => answer(e.data)"
       const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })))
@@ -85,30 +85,33 @@ const patchloom = (() => {
 
   let current = null, chosen = 0
 
-  const ordered = answer => answer.order ??= [...classes.keys()].sort((a, b) => answer.probabilities[b] - answer.probabilities[a])
+  const ordered = answer => answer.order ??= scale ? [...classes.keys()] : [...classes.keys()].sort((a, b) => answer.probabilities[b] - answer.probabilities[a])
 
   // Why the model does not answer, or "". Distances from training images are not part of the page.
   function abstained(answer) {
-    if (thresholds !== null) return ""
+    if (thresholds !== null || scale) return ""
     const best = ordered(answer)[0], share = answer.probabilities[best]
     if (calibration.negatives.includes(best)) return `most like the negatives (${classes[best]} ${percent(share)})`
     return share < calibration.threshold ? `unsure: best guess ${classes[best]} ${percent(share)}, below ${percent(calibration.threshold)}` : ""
   }
 
-  // The predicted class, or all labels whose score reaches its threshold.
-  const predicted = answer => thresholds === null ? ordered(answer).slice(0, 1)
+  // The predicted class, all labels whose score reaches its threshold, or all numbers.
+  const predicted = answer => scale ? [...classes.keys()] : thresholds === null ? ordered(answer).slice(0, 1)
     : ordered(answer).filter(number => answer.probabilities[number] >= thresholds[number])
+
+  // The probability of a class or label, or a number itself.
+  const figure = (answer, number) => scale ? String(Number(answer.probabilities[number].toPrecision(4))) : percent(answer.probabilities[number])
 
   function headline(answer) {
     const numbers = predicted(answer)
     if (!numbers.length) return ["no label"]
     return numbers.flatMap((number, i) =>
-      [i ? ", " : "", classes[number], " ", made("small", { textContent: percent(answer.probabilities[number]) })])
+      [i ? ", " : "", classes[number], " ", made("small", { textContent: figure(answer, number) })])
   }
 
   function row(answer, number) {
-    const share = answer.probabilities[number]
-    return choice({ value: number, name: classes[number], text: percent(share), share, checked: number === chosen, choose: () => choose(number) })
+    const share = scale ? undefined : answer.probabilities[number]
+    return choice({ value: number, name: classes[number], text: figure(answer, number), share, checked: number === chosen, choose: () => choose(number) })
   }
 
   function showMap() {
@@ -144,7 +147,7 @@ const patchloom = (() => {
   }
 
   function keep(picture) {
-    const names = abstained(picture.answer) ? "none of these" : predicted(picture.answer).map(number => classes[number]).join(", ")
+    const names = abstained(picture.answer) ? "none of these" : predicted(picture.answer).map(number => scale ? `${classes[number]} ${figure(picture.answer, number)}` : classes[number]).join(", ")
     addThumbnail(picture, canvas => draw(canvas, picture.answer, null), names || "no label", show)
   }
 

@@ -7,7 +7,7 @@ forbids it to fetch anything, and no image leaves it.
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -69,9 +69,18 @@ def page_path(out: str | os.PathLike[str]) -> Path:
 
 
 def write_classifier_page(
-    classifier: Classifier, path: Path, weights: Weights, *, thresholds: Sequence[float] | None = None
+    classifier: Classifier,
+    path: Path,
+    weights: Weights,
+    *,
+    thresholds: Sequence[float] | None = None,
+    scale: Mapping[str, Sequence[float]] | None = None,
 ) -> Page:
-    """Write the page of a loaded classifier; with `thresholds`, it predicts every label whose score reaches its own."""
+    """Write the page of a loaded classifier.
+
+    With `thresholds`, it predicts every label whose score reaches its own. With `scale`, the mean and std of numbers,
+    it predicts numbers instead of classes.
+    """
     preprocessing = classifier.preprocessing
     if preprocessing.interpolation not in _INTERPOLATIONS:
         known = ", ".join(_INTERPOLATIONS)
@@ -82,13 +91,14 @@ def write_classifier_page(
         path,
         "single_page.html.j2",
         title=_title(classifier),
-        facts=_facts(classifier, program),
+        facts=_facts(classifier, program, "class" if scale is None else "number"),
+        unit="class" if scale is None else "number",
         about_map=ABOUT_MAPS[output.kind] + (_NO_FEED_FORWARD if output.kind == "contribution" else ""),
         has_map=output.map is not None,
         drawing=drawing,
         model_script=Markup("\n".join((_HERE / name).read_text("utf-8") for name in _MODEL_SCRIPTS)),
         page_script=Markup(page_script("picture_page.js") + (_HERE / "page.js").read_text("utf-8")),
-        described=_as_json(described(classifier, program, image, output, drawing, thresholds)),
+        described=_as_json(described(classifier, program, image, output, drawing, thresholds, scale)),
         weights=Markup(program.encoded()),
     )
     return Page(path, path.stat().st_size, weights, output.kind, drawing is not None)
@@ -101,6 +111,7 @@ def described(
     output: PageOutput,
     drawing: Drawing | None,
     thresholds: Sequence[float] | None = None,
+    scale: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
     """Return everything that the scripts read, except the weights."""
     preprocessing, rules = classifier.preprocessing, classifier.calibration.rules
@@ -124,6 +135,7 @@ def described(
             "negatives": [number for number, name in enumerate(classifier.labels) if name in rules.negatives],
         },
         "thresholds": thresholds,
+        "scale": scale,
         "grid": output.grid,
         "signed": output.kind != "attention",
         "drawing": {"ink": drawing.ink, "fills": drawing.fills} if drawing else None,
@@ -143,13 +155,13 @@ def _title(classifier: Classifier) -> str:
     return f"{name} · {record.data_name}" if record else name
 
 
-def _facts(classifier: Classifier, program: PageProgram) -> list[tuple[str, str]]:
+def _facts(classifier: Classifier, program: PageProgram, unit: str) -> list[tuple[str, str]]:
     height, width = classifier.preprocessing.image_size
     millions, rules = len(program.blob) / 1e6, classifier.calibration.rules
     # A promise that was tested together with a distance rule does not hold without it, and a page has none.
     promise = None if rules.distance else rules.promise
     return [
-        ("classes", f"{len(classifier.labels):,}"),
+        (f"{unit}s" if unit == "number" else "classes", f"{len(classifier.labels):,}"),
         ("sees", f"{height} × {width} pixels"),
         ("weights", f"{program.weights}, {millions:.1f} MB"),
         *([("promise", f"wrong on at most {100 * promise.max_error:g} % of its answers")] if promise else []),

@@ -17,7 +17,8 @@ function serve(post) {
         model = makeModel(message.program, bytesOf(message.weights), modules)
         preprocessing = message.preprocessing
         temperature = message.temperature
-        probabilities = message.several ? sigmoids : shares
+        const { mean, std } = message.scale ?? {}
+        probabilities = mean ? outputs => outputs.map((x, i) => x * std[i] + mean[i]) : message.several ? sigmoids : shares
         post({ kind: "ready", kernels: model.kernels })
       } catch (error) {
         post({ kind: "failed", why: String(error) })

@@ -123,6 +123,7 @@ function runsOf(text) {
     async ask(image) {
       image.maps = new Map()
       if (does("explain")) await classes.map(image)
+      else if (does("regress")) image.answers = (await requestImage(image, "regress", {})).numbers.map(({ name, number }) => ({ label: name, number }))
       else if (does("predict")) Object.assign(image, await requestImage(image, "predict", several ? {} : { top: SHOWN }))
       else image.answers = []
       if (does("search")) await neighbors.ask(image)
@@ -141,22 +142,25 @@ function runsOf(text) {
       return image.maps.get(reply.label)
     },
 
-    best: image => image.abstained ? "none of these" : several ? image.answers.map(each => printable(each.label)).join(", ") || NO_LABEL : image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
+    // The probability of a class, or a number itself.
+    figure: ({ probability, number }) => number === undefined ? percent(probability) : String(Number(number.toPrecision(4))),
+
+    best: image => image.abstained ? "none of these" : several ? image.answers.map(each => printable(each.label)).join(", ") || NO_LABEL : does("regress") ? image.answers.map(each => `${printable(each.label)} ${classes.figure(each)}`).join(", ") : image.answers.length ? printable(image.answers[0].label) : image.votes?.length ? printable(image.votes[0].label) : "",
 
     small(canvas, image) {
       image.seen ? drawSeen(canvas, image.seen, null) : drawPicture(canvas, image, 160)
     },
 
     show(image) {
-      const best = several ? image.answers : image.answers.slice(0, 1)
-      const texts = best.flatMap(({ label, probability }, i) =>
-        [i ? ", " : "", printable(label), " ", made("small", { textContent: percent(probability) })])
+      const best = several || does("regress") ? image.answers : image.answers.slice(0, 1)
+      const texts = best.flatMap((answer, i) =>
+        [i ? ", " : "", printable(answer.label), " ", made("small", { textContent: classes.figure(answer) })])
       const abstained = image.abstained && ["None of these", " ", made("small", { textContent: printable(image.abstained) })]
       by("best").replaceChildren(...abstained || (several && !best.length ? [NO_LABEL] : texts))
       by("best").hidden = !several && !best.length
       by("answers").hidden = !best.length
-      by("rows").replaceChildren(...image.answers.map(({ label, probability }) => choice({
-        value: label, name: printable(label), text: percent(probability), share: probability, checked: label === image.chosen, choose: does("explain") && (() => classes.choose(label)),
+      by("rows").replaceChildren(...image.answers.map(answer => choice({
+        value: answer.label, name: printable(answer.label), text: classes.figure(answer), share: answer.probability, checked: answer.label === image.chosen, choose: does("explain") && (() => classes.choose(answer.label)),
       })))
       // The original image, with the small input of the network next to it.
       by("view").hidden = !image.seen || !image.bitmap

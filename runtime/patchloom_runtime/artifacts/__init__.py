@@ -4,6 +4,7 @@
 PREDICTORS = {
     "classification": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
     "multilabel": "patchloom_runtime.artifacts.multilabel:ArtifactMultilabel",
+    "regression": "patchloom_runtime.artifacts.regression:ArtifactRegressor",
     "embedding": "patchloom_runtime.artifacts.artifact:ArtifactClassifier",
     "segmentation": "patchloom_runtime.artifacts.segmenter:ArtifactSegmenter",
     "detection": "patchloom_runtime.artifacts.detector:ArtifactDetector",

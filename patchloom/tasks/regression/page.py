@@ -1,0 +1,260 @@
+"""The pages of a regression run: its report, and predictions on single images."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.data.datasets import ImageSet
+from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.regression import (
+    RegressionReport,
+    explained,
+    mean_absolute,
+    rank_correlation,
+    root_mean_square,
+)
+from patchloom.models.network import Network
+from patchloom.report.charts import Point, histogram_chart, scatter_chart
+from patchloom.report.pictures.look import ImageLook, looks, network_inputs
+from patchloom.report.pictures.sheets import displayed
+from patchloom.report.run_report import validation
+from patchloom.report.sections import gallery_section, picture_section, table_section
+from patchloom.runs.predictions import fingerprint
+from patchloom.runs.run_metadata import data_path, read_run_metadata
+from patchloom.tasks.images.look_page import (
+    COUNT,
+    LookPage,
+    LookRequest,
+    chosen_files,
+    readable,
+    write_look_page,
+)
+from patchloom.tasks.regression.evaluation import evaluate_on, open_numbers
+from patchloom.tasks.regression.model import Regressor
+from patchloom.tasks.regression.run_files import ValNumbers, read_val_numbers
+from patchloom.tasks.report import ReportSettings
+from patchloom.tasks.task import ModelLoader, TaskPage
+from patchloom_runtime.artifacts.artifact import is_artifact
+from patchloom_runtime.errors import DataError, UsageError, at_least, attempted
+from patchloom_runtime.printable import plural
+
+WORST = 24
+SIDE = 168  # pixels of an image in the gallery
+POINTS = 1_000  # of a scatter chart
+CHARTED = 6  # numbers with charts of their own
+CHART_SIDE = 320  # pixels
+
+
+def regression_page(loader: ModelLoader, folder: Path, settings: ReportSettings) -> TaskPage:
+    """Return the report of a run on val, or on the split in the settings."""
+    notes: list[str] = []
+    place = data_path(folder, attempted(lambda: read_run_metadata(folder), notes), settings.data)
+    images: ImageSet | None = None
+    val: ValNumbers | None
+    if settings.split is not None:
+        model = loader.load(folder, device="cpu")
+        opened = open_numbers(place, model.labels, split=settings.split, folder=folder, reading=settings.reading)
+        val, broken = evaluate_on(model, opened)
+        images, notes = opened, [*notes, *opened.notes, *broken]
+    else:
+        val = attempted(lambda: read_val_numbers(folder), notes)
+        images = attempted(partial(_val_images, folder, settings, place, val), notes) if val else None
+    report, split = val.report if val else None, settings.split or "val"
+    one = report is not None and len(report.scale.names) == 1
+    best, interval = "", None
+    if report is not None:
+        best = f"{report.of_each(mean_absolute)[0]:.4g}" if one else f"{report.scaled_mae():.3f} deviations"
+        interval = report.interval(mean_absolute) if one else None
+    return TaskPage(
+        best=best,
+        measure=f"mean absolute error on {split}",
+        interval=interval,
+        numbers=_facts(report, split) if report else [],
+        charts={
+            "Validation error, standard deviations": validation("scaled_mae"),
+            "Validation R²": validation("r2"),
+        },
+        sections=[_number_table(report), _residuals(report), *_worst(report, images)] if report else [],
+        notes=notes,
+        next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE",
+    )
+
+
+def _val_images(folder: Path, settings: ReportSettings, place: str, val: ValNumbers) -> ImageSet:
+    """Return the images of the val predictions; raise DataError if the data have changed."""
+    plan: Any = settings.plan
+    if plan is not None:
+        images: ImageSet = plan.splits.val
+        return images
+    images = open_numbers(place, val.report.scale.names, split="val", folder=folder, reading=settings.reading)
+    if fingerprint(images) != val.fingerprint:
+        raise DataError(f"images are not shown: those of {place} are not the ones the run was validated on")
+    return images
+
+
+def _facts(report: RegressionReport, split: str) -> list[tuple[str, str, str]]:
+    facts = [
+        ("mean absolute error", f"{report.scaled_mae():.3f}", "in standard deviations of the training images"),
+        ("R²", f"{np.mean(report.of_each(explained)):.3f}", "share of the variance explained; 0: always the mean"),
+        ("Spearman", f"{np.mean(report.of_each(rank_correlation)):.3f}", "correlation of the ranks"),
+    ]
+    if report.scale.grades:
+        facts.append(("nearest grade right", f"{report.exact:.1f} %", "of the images"))
+    return [*facts, ("images", f"{len(report.index):,}", f"of the {split} split")]
+
+
+def _number_table(report: RegressionReport) -> Markup:
+    metrics = [report.of_each(metric) for metric in (mean_absolute, root_mean_square, explained, rank_correlation)]
+    rows = []
+    for number, (name, mae, rmse, r2, rho) in enumerate(zip(report.scale.names, *metrics, strict=True)):
+        low, high = report.interval(mean_absolute, number)
+        mean, std = report.scale.mean[number], report.scale.std[number]
+        rows.append(
+            (name, f"{mae:.4g}", f"{low:.4g} … {high:.4g}", f"{rmse:.4g}", f"{r2:.3f}", f"{rho:.3f}",
+             f"{mean:.4g} ± {std:.4g}")
+        )  # fmt: skip
+    columns = ["number", "MAE", f"{100 * LEVEL:.0f} %", "RMSE", "R²", "Spearman", "in training"]
+    return table_section("Errors per number", columns, rows)
+
+
+def _residuals(report: RegressionReport) -> Markup:
+    """Return charts of predictions and residuals, of the first numbers."""
+    charts = []
+    for number, name in enumerate(report.scale.names[:CHARTED]):
+        known = np.flatnonzero(~np.isnan(report.targets[:, number]))
+        shown = known[:: -(-len(known) // POINTS)]
+        true, predicted = report.targets[shown, number], report.predictions[shown, number]
+        points = [Point(x, y) for x, y in zip(true.tolist(), predicted.tolist(), strict=True)]
+        residuals = [Point(x, y) for x, y in zip(predicted.tolist(), (predicted - true).tolist(), strict=True)]
+        errors = report.residuals[known, number].tolist()
+        charts += [
+            (
+                f"{name}: predicted and true",
+                scatter_chart(points, x_label="true", y_label="predicted", line=(1.0, 0.0), side=CHART_SIDE),
+                "On the line, both are equal.",
+            ),
+            (
+                f"{name}: residuals",
+                scatter_chart(
+                    residuals, x_label="predicted", y_label="predicted − true", line=(0.0, 0.0), side=CHART_SIDE
+                ),
+                "A slope or a funnel shows where the model is biased or unsure.",
+            ),
+            (
+                f"{name}: distribution of residuals",
+                histogram_chart(errors, x_label="predicted − true", y_label="images"),
+                "",
+            ),
+        ]
+    return picture_section(charts, "Residuals", "residuals")
+
+
+def _worst(report: RegressionReport, images: ImageSet | None) -> list[Markup]:
+    """Return a gallery of the images with the largest errors."""
+    if images is None:
+        return []
+    pictures, captions = [], []
+    for row in report.worst(WORST):
+        index = int(report.index[row])
+        try:
+            pictures.append(displayed(images.read(index), SIDE))
+        except DataError:
+            continue
+        captions.append(f"{Path(images.key(index)).name}: {_in_words(report, row)}")
+    text = "Predicted and true numbers."
+    return [gallery_section("mistakes", "Largest errors", text, [(pictures, captions)])] if pictures else []
+
+
+def _in_words(report: RegressionReport, row: int) -> str:
+    pairs = zip(report.scale.names, report.predictions[row], report.targets[row], strict=True)
+    return "; ".join(f"{name} {own:.4g}, true {true:.4g}" for name, own, true in pairs if not np.isnan(true))
+
+
+# Single images --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NumberLook(ImageLook):
+    """The predicted numbers and the maps of one image; `truth` is the text of its true numbers."""
+
+    @property
+    def right(self) -> bool | None:
+        """Return None: a number is not right or wrong."""
+        return None
+
+    def in_words(self) -> str:
+        """Return the numbers."""
+        return "  ".join(f"{name} {number:.4g}" for name, number in self.answers)
+
+    def card(self, name: str = "", detail: str = "") -> dict[str, Any]:
+        """Return the values of a page's template; numbers are text instead of bars."""
+        return super().card(name, detail or self.in_words()) | {"answers": None}
+
+
+def look_at_numbers(
+    loader: ModelLoader,
+    folder: Path,
+    paths: Sequence[str] = (),
+    *,
+    data: str | None = None,
+    out: Path,
+    top: int = 5,
+    count: int = COUNT,
+) -> LookPage:
+    """Write predictions with maps on the images at `paths`, or on those of val with the largest errors."""
+    del top  # every number is predicted
+    at_least("count", count, 1)
+    notes: list[str] = []
+    if is_artifact(folder):
+        if not paths:
+            raise UsageError(
+                f"{folder} is an artifact without val predictions; pass images: patchloom look {folder} IMAGE…"
+            )
+        model = loader.open_artifact(folder)
+        notes.append("an artifact has no attention maps; use the run that it was exported from")
+    else:
+        model = loader.load(folder, device="cpu")
+    if paths:
+        requests = chosen_files(paths, (), count, notes)
+        title = f"Numbers by {folder.name} of {plural(len(requests), 'image')}"
+    else:
+        requests, title = _val_requests(folder, data, count), f"Largest errors of {folder.name}"
+    shown = readable(requests, notes)
+    results = _number_looks(model, [one.image for one in shown], [one.truth for one in shown])
+    named = [(one.name, "", result) for one, result in zip(shown, results, strict=True)]
+    write_look_page(out, title, notes, [result.card(name, detail) for name, detail, result in named])
+    return LookPage(out, [*named], notes)
+
+
+def _number_looks(model: Regressor, images: Sequence[Image.Image], truths: Sequence[str]) -> list[NumberLook]:
+    numbers = model.numbers(images)
+    if isinstance(model.model, Network):
+        inputs = network_inputs(model.model, model.preprocessing, images)
+        drawn = [(one.input_image, one.maps) for one in looks(inputs, model.labels)]
+    else:
+        transform = model.classifier.transform()
+        drawn = [(Image.fromarray(transform(image)), []) for image in images]
+    return [
+        NumberLook(seen, list(zip(model.labels, row.tolist(), strict=True)), maps, truth)
+        for row, (seen, maps), truth in zip(numbers, drawn, truths, strict=True)
+    ]
+
+
+def _val_requests(folder: Path, data: str | None, count: int) -> list[LookRequest]:
+    """Return the val images with the largest errors."""
+    val = read_val_numbers(folder)
+    place = data_path(folder, read_run_metadata(folder), data)
+    images = _val_images(folder, ReportSettings(), place, val)
+    report = val.report
+    return [
+        LookRequest(images.where(index), _in_words(report, row), partial(images.read, index))
+        for row in report.worst(count)
+        for index in [int(report.index[row])]
+    ]

@@ -1,0 +1,187 @@
+"""Regression from a labels file through every command, and runs that resume exactly."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
+from patchloom.tasks.regression.model import Regressor
+from patchloom.tasks.regression.run_files import read_scale, read_val_numbers
+from patchloom_runtime.artifacts.artifact import load as load_artifact
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
+from tests.reliability.commands import command
+
+NETWORK = {"model.options.dim": 16, "model.options.depth": 1, "model.options.patch_size": 4, "optim.lr": 3e-3}
+IMAGES = 48
+
+
+def write_images(folder: Path, header: tuple[str, ...], row) -> Path:
+    """Write images of growing brightness with a labels file; `row` maps the brightness to cells."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    with open(folder / "labels.csv", "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("path", *header))
+        for number in range(IMAGES):
+            brightness = 20 + 4 * number
+            noise = rng.integers(-10, 10, (16, 16, 3))
+            Image.fromarray((brightness + noise).astype(np.uint8)).save(folder / f"{number:02}.png")
+            lines.writerow((f"{number:02}.png", *row(brightness)))
+    return folder / "labels.csv"
+
+
+def train(data: Path | str, out: Path, **options: Any):
+    given = {"model": "resmlp_s12", "size": 16, "batch": 8, "epochs": 12, "device": "cpu", "workers": 0, "init": "none"}
+    changes = NETWORK | options.pop("set", {})
+    return patchloom.train(str(data), out=str(out), set=changes, **given | options)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("regression")
+    write_images(root / "data", ("light", "dark"), lambda b: (b / 10 + 0.5, "" if b % 3 == 0 else 30 - b / 10))
+    train(root / "data" / "labels.csv", root / "run", label_column="light,dark")
+    return root
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    return lambda *arguments: command([str(each) for each in arguments], monkeypatch, capsys)
+
+
+def test_it_learns_numbers_and_keeps_their_scale(place) -> None:
+    scale = read_scale(place / "run", ("light", "dark"))
+    assert scale.mean[0] == pytest.approx(11.9, abs=1)
+    report = dict(read_val_numbers(place / "run").report)
+    assert report["mae_light"] < scale.std[0] / 2
+    assert report["r2"] > 0.5
+
+
+def test_predictions_are_in_the_units_of_the_data(place, typed) -> None:
+    model = patchloom.load(place / "run")
+    assert isinstance(model, Regressor)
+    files = [place / "data" / f"{number:02}.png" for number in (2, 40)]
+    dark, bright = (dict(numbers) for numbers in model.predict([str(file) for file in files]))
+    assert dark["light"] < bright["light"]
+    assert dark["dark"] > bright["dark"]
+    done = typed("predict", place / "run", *files, "--json")
+    values = json.loads(done.output)
+    assert [row["answers"][0][0] for row in values] == ["light", "light"]
+    assert values[0]["answers"][0][1] == pytest.approx(dark["light"], rel=1e-4)
+
+
+def test_predictions_as_a_table(place, typed, tmp_path) -> None:
+    typed("predict", place / "run", place / "data" / "02.png", "--csv", tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["light", "dark"]
+    assert all(np.isfinite(float(row["number"])) for row in rows)
+
+
+def test_evaluation_without_and_with_the_data_agree(place, typed) -> None:
+    stored = json.loads(typed("evaluate", place / "run", "--json").output)
+    fresh = json.loads(typed("evaluate", place / "run", place / "data" / "labels.csv", "--json").output)
+    (first,), (second,) = (
+        list(each["runs"].values()) if "runs" in each else list(each.values()) for each in (stored, fresh)
+    )
+    assert first["scaled_mae"] == pytest.approx(second["scaled_mae"], rel=1e-4)
+
+
+def test_report_and_look(place, typed, tmp_path) -> None:
+    done = typed("report", place / "run", "--page", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert (done.code, done.errors) == (0, "")
+    assert all(text in page for text in ("light", "dark", "Residuals", "Largest errors"))
+    done = typed("look", place / "run", place / "data" / "02.png", "--page", tmp_path / "look.html")
+    assert done.code == 0
+    assert "light" in (tmp_path / "look.html").read_text()
+    assert typed("look", place / "run", "--page", tmp_path / "worst.html").code == 0
+
+
+def test_runs_are_compared_on_the_same_images(place, typed, tmp_path) -> None:
+    data = place / "data" / "labels.csv"
+    train(data, tmp_path / "short", label_column="light,dark", epochs=1)
+    done = typed("compare", place / "run", tmp_path / "short")
+    assert done.code == 0
+    assert "run − short" in done.output
+
+
+def test_an_artifact_gives_the_numbers_of_the_run(place, tmp_path) -> None:
+    run, data = place / "run", str(place / "data" / "labels.csv")
+    patchloom.export(str(run), out=str(tmp_path / "onnx"), data=data)
+    file = str(place / "data" / "07.png")
+    expected = dict(patchloom.load(run).predict(file))
+    alone = dict(load_artifact(tmp_path / "onnx").predict(file))
+    through = dict(patchloom.load(tmp_path / "onnx").predict(file))
+    assert alone == pytest.approx(expected, rel=1e-3)
+    assert through == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_page_has_the_scale(place, tmp_path) -> None:
+    patchloom.export(str(place / "run"), out=str(tmp_path / "page.html"))
+    text = (tmp_path / "page.html").read_text()
+    scale = read_scale(place / "run", ("light", "dark"))
+    assert json.dumps({"mean": scale.mean.tolist(), "std": scale.std.tolist()}, separators=(",", ":")) in text
+
+
+def test_the_server_answers_with_numbers(place) -> None:
+    from patchloom.tasks.table import TASKS
+
+    serving, model = TASKS["regression"].serving, patchloom.load(place / "run")
+    assert serving is not None
+    functions = serving.functions(model)
+    (reply,) = functions["regress"]([Image.open(place / "data" / "02.png")], {})
+    assert [each["name"] for each in reply["numbers"]] == ["light", "dark"]
+
+
+def test_a_stopped_run_resumes_to_the_same_weights(place, tmp_path) -> None:
+    data, options = place / "data" / "labels.csv", {"label_column": "light,dark", "epochs": 4}
+    train(data, tmp_path / "whole", **options)
+    train(data, tmp_path / "cut", **options, stop_after="0.05s")
+    train(data, tmp_path / "cut", **options)
+    first, second = (find_checkpoint(tmp_path / name, read_checkpoint).snapshot for name in ("whole", "cut"))
+    assert first.step == second.step
+    assert all(torch.equal(each, second.tensors["weights"][name]) for name, each in first.tensors["weights"].items())
+
+
+def test_a_resumed_run_keeps_its_scale(tmp_path) -> None:
+    data = write_images(tmp_path / "data", ("light",), lambda b: (b / 10,))
+    train(data, tmp_path / "run", label_column="light", epochs=1, task="regress")
+    before = read_scale(tmp_path / "run", ("light",))
+    data.write_text(data.read_text().replace("00.png,2.0", "00.png,9.0"))
+    train(data, tmp_path / "run", label_column="light", epochs=2, task="regress")
+    assert read_scale(tmp_path / "run", ("light",)).to_dict() == before.to_dict()
+
+
+def test_an_ordinal_label_is_rounded_to_its_grades(tmp_path, typed) -> None:
+    data = write_images(tmp_path / "data", ("stars",), lambda b: (1 + b // 50,))
+    result = train(data, tmp_path / "run", label_column="stars", task="regress", epochs=8)
+    assert result.metrics["exact"] > 30
+    done = typed("predict", tmp_path / "run", tmp_path / "data" / "00.png")
+    assert "stars 1" in done.output
+    assert read_scale(tmp_path / "run", ("stars",)).grades == (1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def test_images_without_numbers_are_refused(tmp_path) -> None:
+    data = write_images(tmp_path / "data", ("label",), lambda b: ("bright" if b > 90 else "dark",))
+    with pytest.raises((UsageError, DataError), match="number"):
+        train(data, tmp_path / "run", task="regress")
+    constant = write_images(tmp_path / "same", ("weight",), lambda _: (1.5,))
+    with pytest.raises(DataError, match="weight"):
+        train(constant, tmp_path / "run", label_column="weight", task="regress")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_scale_is_named(place, tmp_path) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run" / "scale.json").write_text('{"format": 1}')
+    with pytest.raises(CheckpointError, match=r"scale\.json"):
+        patchloom.load(tmp_path / "run")
