@@ -37,9 +37,15 @@ class RegressionObjective(ClassificationObjective):
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         """Return the scalars of one batch: `loss` to be minimized."""
+        images, targets = self.inputs(batch, epoch, step)
+        return {"loss": self.label_loss(model(images), targets)}
+
+    def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Return normalized, mixed images (B, 3, H, W) and their mixed numbers (B, K)."""
         assert batch.targets is not None
-        images, blend = self.mixed(batch, epoch, step)
-        return {"loss": self.label_loss(model(images), blend.vectors(batch.targets))}
+        images, targets = self.transformed(batch.images, batch.targets, epoch, step)
+        blend = self.blend(images, epoch, step)
+        return blend.images(images), blend.vectors(targets)
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of outputs (B, K)."""

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.annotations.image_labels import of_labels
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.evaluation.multilabel import MultilabelReport, Thresholds, evaluate
 from patchloom.runs.predictions import fingerprint
+from patchloom.tasks.images.data import open_targets
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
-from patchloom.tasks.multilabel.data import open_labels
 from patchloom.tasks.multilabel.run_files import ValLabels, read_val_labels
 from patchloom.tasks.task import ModelLoader, Scores
 from patchloom_runtime.artifacts.artifact import is_artifact
@@ -39,6 +40,13 @@ class MultilabelComparison:
         low, high = self.interval
         points = f"{self.difference:+.2f} points of mAP ({low:+.2f} … {high:+.2f}, 95 %)"
         return f"{self.first} − {self.second}: {points}, p {self.p:.3f}"
+
+
+def open_labels(
+    data: str, labels: Sequence[str], *, split: str | None, folder: Path | None, reading: Reading = AS_IT_IS
+) -> LabeledImages:
+    """Open the images of a split with their labels, matched by name with those of a model (`open_targets`)."""
+    return open_targets(data, labels, of_labels, split=split, folder=folder, reading=reading)
 
 
 def evaluate_runs(

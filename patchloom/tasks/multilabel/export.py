@@ -10,7 +10,7 @@ from patchloom.exporters.graph import LOGITS
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, spread
 from patchloom.tasks.classification.export import ClassifierSubject
-from patchloom.tasks.multilabel.data import open_labels
+from patchloom.tasks.multilabel.evaluation import open_labels
 from patchloom.tasks.multilabel.run_files import read_thresholds
 
 

@@ -33,8 +33,7 @@ from patchloom.tasks.images.look_page import (
     write_look_page,
 )
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
-from patchloom.tasks.multilabel.data import open_labels
-from patchloom.tasks.multilabel.evaluation import evaluate_on
+from patchloom.tasks.multilabel.evaluation import evaluate_on, open_labels
 from patchloom.tasks.multilabel.run_files import ValLabels, read_val_labels
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import ModelLoader, TaskPage

@@ -1,7 +1,6 @@
 """`patchloom evaluate` and `compare` of regression runs: on data or by their val predictions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ import numpy as np
 
 from patchloom.data.annotations.image_labels import of_numbers
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
-from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.source import find_source, match_source
 from patchloom.evaluation.regression import (
     RegressionReport,
     evaluate,
@@ -22,7 +20,7 @@ from patchloom.evaluation.regression import (
     root_mean_square,
 )
 from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_metadata import is_same_data, read_run_metadata
+from patchloom.tasks.images.data import open_targets
 from patchloom.tasks.regression.model import Regressor
 from patchloom.tasks.regression.run_files import ValNumbers, read_val_numbers
 from patchloom.tasks.task import ModelLoader, Scores
@@ -35,19 +33,8 @@ BATCH = 64
 def open_numbers(
     data: str, names: Sequence[str], *, split: str | None, folder: Path | None, reading: Reading = AS_IT_IS
 ) -> LabeledImages:
-    """Open the images of a split with their numbers, matched by name with those of a model.
-
-    Without a split, these are val, or the images that the run in `folder` held out of these data, or else all.
-    """
-    metadata = read_run_metadata(folder) if folder is not None else None
-    is_own = metadata is not None and is_same_data(data, metadata.data)
-    if metadata is not None and is_own:
-        reading = reading.filled_from(metadata.reading)
-    source = of_numbers(find_source(data, reading=reading))
-    if split is None and is_own and source.val is None and not source.is_part:
-        split = "val"
-    images = match_source(source, ClassTable(tuple(names)), split=split)
-    return replace(images, notes=tuple(dict.fromkeys(images.notes)))
+    """Open the images of a split with their numbers, matched by name with those of a model (`open_targets`)."""
+    return open_targets(data, names, of_numbers, split=split, folder=folder, reading=reading)
 
 
 def evaluate_runs(

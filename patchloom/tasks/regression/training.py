@@ -47,6 +47,10 @@ class RegressionPlan(ImagePlan):
             return read_scale(self.folder, targets.names)
         return scale_of(targets.names, targets.values, MOST_GRADES)
 
+    def check_scale(self) -> None:
+        """Raise DataError if a number never changes in the training images."""
+        assert self.scale.names
+
     @property
     def learned(self) -> LabeledImages:
         """The training images with standardized numbers."""
@@ -115,6 +119,12 @@ class RegressionTraining(WholeImageTraining):
     """A network with one output per number, evaluated by its predictions for val."""
 
     planner_type = RegressionPlanner
+
+    def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
+        """Plan a run; a number that never changes in the training images is an error."""
+        plan: Any = super().plan(settings, device)
+        plan.check_scale()
+        return plan
 
     def begin(self, plan: ImagePlan, network: Network, processes: Processes, say: Any) -> None:
         """Change nothing: outputs start near 0, which is the mean of the training images."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier
 from patchloom_runtime.artifacts.metadata import FILE, LABELS
+from patchloom_runtime.calibration import UNCALIBRATED, Calibration
 from patchloom_runtime.errors import CheckpointError, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image
 
@@ -56,8 +57,13 @@ class ArtifactRegressor(ArtifactClassifier):
     settings_shape: ClassVar[Mapping[str, Any]] = SHAPE
 
     @classmethod
-    def read_settings(cls, values: Mapping[str, Any]) -> NumberScale:
+    def read_settings(cls, values: Mapping[str, Any]) -> Any:
         return NumberScale.from_values(tuple(map(str, range(len(values["mean"])))), values)
+
+    @property
+    def calibration(self) -> Calibration:
+        """No temperature and no rules: numbers have no probabilities."""
+        return UNCALIBRATED
 
     @property
     def scale(self) -> NumberScale:
