@@ -11,6 +11,7 @@ from pathlib import Path
 from patchloom.disk import locked
 from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
 from patchloom.inference.index_files import FILE as INDEX
+from patchloom.runs.calibration import FILE as CALIBRATION
 from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
@@ -32,7 +33,7 @@ from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceEr
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 # Text files, which a user may edit. Weights and predictions are as they were written, or damaged.
-BY_HAND = ("config.json", "labels.json", "recipe.yaml", PROVENANCE, RUN_METADATA)
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", PROVENANCE, RUN_METADATA, CALIBRATION)
 
 
 @dataclass
