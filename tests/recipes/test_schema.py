@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.recipes import Recipe, difference, field_names, flatten, get_recipe, list_recipes, override
-from patchloom.recipes.parts import AugmentPart, ModelPart, OptimPart, SchedulePart
+from patchloom.recipes.methods import METHODS
+from patchloom.recipes.parts import GROUPS, AugmentPart, ModelPart, OptimPart, SchedulePart, fields_of
 from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
@@ -34,6 +35,16 @@ def test_every_recipe_survives_its_text_form(name):
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_takes_another_network(name):
     assert get_recipe(name, "resmlp_s24").model.name == "resmlp_s24"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_field_is_read_by_some_method(group):
+    unread = [
+        name
+        for name in fields_of(GROUPS[group])
+        if not any(method.reads_field(group, name) for method in METHODS.values())
+    ]
+    assert unread == []
 
 
 def test_hyphens_are_underscores():

@@ -227,7 +227,7 @@ def test_a_training_does_each_thing_once(tmp_path: Path, monkeypatch, capsys) ->
 
 
 def test_training_knows_no_task_by_name() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "training").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "training").rglob("*.py"))
     for name in TASKS:
         assert f'"{name}"' not in text
     assert training.make_plan  # where the table is asked
