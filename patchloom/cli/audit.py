@@ -21,7 +21,7 @@ class AuditOptions:
     data: Annotated[
         tuple[str, ...], Argument("Folder, or any other data of classes that `train` takes.", metavar="DATA")
     ]
-    folds: Annotated[int, Option("Runs, each of which predicts the images that it did not train on.", metavar="K")] = 5
+    folds: Annotated[int, Option("Number of runs; each predicts the images it was not trained on.", metavar="K")] = 5
     folds_run: Annotated[
         str | None, Option("Use the finished runs of `train --folds` in this folder.", metavar="DIR")
     ] = None

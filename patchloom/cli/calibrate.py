@@ -21,7 +21,7 @@ class CalibrateOptions:
         str | None,
         Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE"),
     ] = None
-    confidence: Annotated[str, Option("Probability that the promise holds.", metavar="SHARE")] = "90%"
+    confidence: Annotated[str, Option("Probability that --max-error holds for new images.", metavar="SHARE")] = "90%"
     max_rejected: Annotated[
         str,
         Option(

@@ -41,7 +41,7 @@ class ExportOptions:
         int | None, Option("Largest number of images to compare. Default: 1,000; detectors: 100.", panel=COMPARISON)
     ] = None
     calibration: Annotated[
-        int | None, Option("Training images that --int8 is calibrated on. Default: 128.", panel=COMPARISON)
+        int | None, Option("Number of training images that --int8 is calibrated on. Default: 128.", panel=COMPARISON)
     ] = None
     tolerance: Annotated[
         float | None,

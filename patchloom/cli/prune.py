@@ -17,7 +17,9 @@ class PruneOptions:
     """Options of `patchloom prune`."""
 
     run: Annotated[str, Argument("Run of a classifier.", complete="run")]
-    data: Annotated[str | None, Argument("Images with its classes. Optional with --out.")] = None
+    data: Annotated[
+        str | None, Argument("Images to evaluate on, with the classes of the run. Optional with --out.")
+    ] = None
     shares: Annotated[
         str | None,
         Option("Shares of each matrix to set to zero, smallest weights first: 0.5,0.9.", metavar="S,…"),

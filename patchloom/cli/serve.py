@@ -26,7 +26,9 @@ class ServingOptions:
     allow_host: Annotated[
         list[str] | None, Option("Host name that requests may use, such as a proxy's. Repeatable.")
     ] = None
-    images: Annotated[list[str] | None, Option("Folder whose images an index may show. Repeatable.")] = None
+    images: Annotated[
+        list[str] | None, Option("Folder of an index's images, which clients may be shown. Repeatable.")
+    ] = None
     device: Device = "auto"
     model: IndexRun = None
     name: Annotated[str | None, Option("Name of the model for clients. Default: the folder's name.")] = None

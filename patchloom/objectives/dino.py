@@ -196,7 +196,7 @@ class Dino(nn.Module, Objective):
                 "Create it with num_classes=0 or call reset_head(0)."
             )
         if global_views < 1:
-            raise UsageError(f"DINO's teacher needs at least one view, got global_views={global_views}")
+            raise UsageError(f"global_views is {global_views}, expected at least 1: DINO's teacher sees only these")
         self.options, self.global_views = options, global_views
         self.steps_per_epoch, self.total_steps = steps_per_epoch, steps_per_epoch * epochs
         self.pixel_mean, self.pixel_std = pixel_mean, pixel_std

@@ -268,7 +268,7 @@ def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _remove_unfinished(parent: Path) -> None:
-    """Remove the remains of killed saves and renamed old checkpoints, but no links."""
+    """Delete the temporary folders of killed saves and of replaced checkpoints. Links are kept."""
     for path in parent.glob(".step-*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

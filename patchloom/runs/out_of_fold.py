@@ -89,6 +89,6 @@ def _make(columns: dict[str, np.ndarray], about: Any) -> OutOfFold:
     probabilities, distances = columns["probabilities"], columns["distances"]
     sums_to_one = np.abs(probabilities.sum(axis=1, dtype=np.float64) - 1) < 1e-3  # False for NaN
     if not (sums_to_one.all() and (probabilities >= 0).all() and np.isfinite(distances).all()):
-        raise ValueError("its probabilities or distances are not numbers in their range")
+        raise ValueError("its probabilities are negative or do not sum to 1, or its distances are not finite")
     labels, folds = (columns[name].astype(np.int64) for name in ("labels", "folds"))
     return OutOfFold(classes, weights, keys, labels, folds, probabilities, distances)

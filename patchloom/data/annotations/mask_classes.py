@@ -28,7 +28,7 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
     if not has_masks(source.train.images):
         raise UsageError(
             f"{source.name} has no masks to learn from; expected a folder with images/ and masks/, "
-            "parquet with a column 'mask', or shapes"
+            "parquet with a column 'mask', or the built-in dataset 'shapes'"
         )
 
     levels = source.train.levels

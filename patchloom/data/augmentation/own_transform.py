@@ -97,7 +97,7 @@ def transform_batch(function: Callable[..., Any], images: Tensor, labels: Tensor
     pixels, labels = result if pair else (result, labels)
     if not isinstance(pixels, Tensor) or pixels.shape != images.shape:
         shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else type(pixels).__name__
-        raise UsageError(f"{name} returns {shape} for images {tuple(images.shape)}; expected a tensor of that shape")
+        raise UsageError(f"{name} returned {shape}; expected a tensor of the shape of its input, {tuple(images.shape)}")
     return pixels * 255, labels
 
 

@@ -236,7 +236,7 @@ class DeviceLoader:
     workers = 0
 
     def preparing_bytes(self) -> int:
-        """Return the memory for preparing batches: values augmented at once, two batches, and parts of one."""
+        """Return the bytes needed to prepare batches: the values augmented at once, and three batches of pixels."""
         values = self.plan.batch_size // self.plan.world * len(self._views) * 3 * self._size[0] * self._size[1]
         return min(values, MOST_VALUES_AT_ONCE) * BYTES_AUGMENTED + 3 * values
 

@@ -25,7 +25,7 @@ class Overlap:
 
     @property
     def reason(self) -> str:
-        """The reason that a list of exclusions gives."""
+        """Why the image is left out, as written in a list of exclusions."""
         return f"{NEARLY if self.near else SAME} {self.of.where}"
 
 

@@ -175,7 +175,7 @@ def _cells(lines: Sequence[tuple[int, str]], separator: str, title: str) -> Iter
             yield numbers[min(before, len(numbers) - 1)], [cell.strip() for cell in row]
             before = reader.line_num  # a quoted cell may span several lines
     except csv.Error as error:
-        raise DataError(f"{title}: is not a table of labels ({error}); expected lines of path,label") from error
+        raise DataError(f"{title} is not a table of labels ({error}); expected lines of path,label") from error
 
 
 def _table(reading: _Reading, title: str, first_line: str, encoding: str, finds: Finds) -> Table:

@@ -122,7 +122,10 @@ def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:
 
 
 def unique_names(chains: Iterable[Chain]) -> dict[Chain, str]:
-    """Name each chain by its last folder, with as many before it as make it unique: juice/orange, fruit/orange."""
+    """Name each chain by its last folder, preceded by as many parents as it takes to be unique.
+
+    For example, juice/orange and fruit/orange.
+    """
     by_name: dict[str, list[Chain]] = {}
     for chain in sorted(chains):
         by_name.setdefault(chain[-1], []).append(chain)

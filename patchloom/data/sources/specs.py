@@ -54,7 +54,7 @@ def split_specs(spec: Data) -> list[str]:
         return [PythonData(spec)]
     if isinstance(spec, list | tuple):
         if not spec:
-            raise UsageError("no data; pass a folder, a file or a name")
+            raise UsageError("no data; pass a folder, a file or the name of a dataset")
         return [os.fspath(one) for one in spec]
     whole = os.fspath(spec)  # type: ignore[arg-type]
     if " " not in whole or os.path.exists(os.path.expanduser(whole)):

@@ -17,7 +17,7 @@ Group = tuple["AuditedImage", ...]
 
 @dataclass(frozen=True)
 class AuditedImage:
-    """An image of the data."""
+    """An image of the audited dataset: its key and where it is."""
 
     key: str  # within the dataset; what a corrections file names it by
     place: ImageLocation

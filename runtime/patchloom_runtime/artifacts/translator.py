@@ -72,7 +72,10 @@ class ArtifactTranslator(Artifact, LineTranslator):
         settings = TranslationSettings(**fields)
         counts = (settings.longest, settings.max_length, settings.kept, settings.beams)
         if not all(0 < count <= MOST_COUNT for count in counts):
-            raise ValueError(f"translation has longest, max_length, kept and beams of {counts}")
+            raise ValueError(
+                f"longest, max_length, kept and beams of the translation are {counts}; "
+                f"expected 1 to {MOST_COUNT:,} each"
+            )
         return settings
 
     def __repr__(self) -> str:

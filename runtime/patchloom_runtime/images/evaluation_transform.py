@@ -27,7 +27,7 @@ class ImageTransform(ABC):
 
     @abstractmethod
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
-        """Draw the geometry of the view."""
+        """Choose the geometry (crop, flip, size) of one view; random choices use `rng`."""
 
     def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
         """Return the factor by which an image of (width, height) may be decoded smaller.
