@@ -5,6 +5,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.models import network as network_module
 from patchloom.models.registry import family_of
+from patchloom.objectives.feature_distillation import FeatureExtractor
 from patchloom.objectives.objective import Ingredients, make_objective
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
@@ -76,9 +78,11 @@ def test_every_recipe_takes_two_steps(name, shapes) -> None:
     network = make_network(recipe, len(shapes.classes))
     freeze(network, recipe.model.trainable)
     teacher = None
-    if recipe.objective.distillation != "none":
-        pupil = small("mixer_b16", num_classes=len(shapes.classes))
-        teacher = Teacher(pupil, mean=pupil.pixel_mean, std=pupil.pixel_std, image_size=(32, 32), num_classes=16)
+    of_features = method_of(recipe.objective.method).teacher == "features"
+    if recipe.objective.distillation != "none" or of_features:
+        pupil: Any = small("mixer_b16", num_classes=len(shapes.classes))
+        taught = FeatureExtractor(pupil) if of_features else pupil
+        teacher = Teacher(taught, mean=pupil.pixel_mean, std=pupil.pixel_std, image_size=(32, 32), num_classes=16)
     size, given = recipe.model.image_size, {"batch_size": 8, "seed": recipe.seed, "device": "cpu"}
     if method_of(recipe.objective.method).views:
         loader, _ = make_view_loader(shapes.train, views_of(recipe), **given)

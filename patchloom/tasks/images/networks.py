@@ -86,12 +86,8 @@ def fix_scales(network: Network, run: str) -> None:
         branch.scale.requires_grad_(False)
 
 
-def make_teacher(recipe: Recipe, splits: Splits) -> Teacher | Mixture:
-    """Load the recipe's teacher of features or of classes; several of classes, separated by commas, are a mixture."""
-    spec = recipe.objective.teacher
-    assert spec is not None
-    if method_of(recipe.objective.method).teacher == "features":
-        return _feature_teacher(spec)
+def make_teacher(spec: str, splits: Splits) -> Teacher | Mixture:
+    """Load one teacher of classes, or a mixture of several that are separated by commas."""
     teachers = [_one_teacher(each, splits) for each in teacher_names(spec)]
     return teachers[0] if len(teachers) == 1 else Mixture(teachers)
 
@@ -126,7 +122,7 @@ def _one_teacher(spec: str, splits: Splits) -> Teacher:
     return teacher.match_classes(names)
 
 
-def _feature_teacher(spec: str) -> Teacher:
+def make_feature_teacher(spec: str) -> Teacher:
     """Load any network as a teacher of features: a run, published weights, timm:NAME or torchvision:NAME."""
     network, files = load_backbone(run_folder(spec))
     used = files.preprocessing

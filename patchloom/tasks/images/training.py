@@ -26,7 +26,7 @@ from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.provenance import write_left_out, write_provenance
 from patchloom.runs.weights import refuse_bad
 from patchloom.tasks.images.fitted_head import MOST_IMAGES, fit_head, fits_head
-from patchloom.tasks.images.networks import fix_scales, initialize, make_network, make_teacher
+from patchloom.tasks.images.networks import fix_scales, initialize, make_feature_teacher, make_network, make_teacher
 from patchloom.tasks.images.plan import (
     ImagePlan,
     ImagePlanner,
@@ -116,10 +116,12 @@ class WholeImageTraining(ImageTraining):
     def objective(
         self, plan: ImagePlan, network: Network, loader: Any, processes: Processes, compiles: bool
     ) -> Objective:
-        teacher = None
-        if plan.recipe.objective.teacher:
+        teacher, spec = None, plan.recipe.objective.teacher
+        if spec:
+            of_features = plan.method.teacher == "features"
             with processes.rng_preserved():
-                teacher = make_teacher(plan.recipe, plan.splits).to(processes.device)
+                teacher = make_feature_teacher(spec) if of_features else make_teacher(spec, plan.splits)
+                teacher.to(processes.device)
             if compiles:
                 teacher.compile()
         objective = make_objective(
