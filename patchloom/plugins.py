@@ -28,7 +28,7 @@ MODULE = "module:"  # begins the name of a user's module in recipes and run fold
 DIGEST = 16  # letters
 T = TypeVar("T")
 
-_registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind → name → thing
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind → name → part
 _files: list[str] = []  # plug-in files that were run
 _modules: dict[str, Any] = {}  # 'module:NAME' → the module or a function that makes it
 
@@ -45,11 +45,11 @@ def register(kind: Kind, *, name: str | None = None, lower_is_better: bool = Fal
     if lower_is_better and kind != "metric":
         raise UsageError(f"lower_is_better describes a metric, not a {kind}")
 
-    def keep(thing: T) -> T:
+    def keep(part: T) -> T:
         if lower_is_better:
-            thing.lower_is_better = True  # type: ignore[attr-defined]
-        _registered[kind][name or name_of(thing)] = thing
-        return thing
+            part.lower_is_better = True  # type: ignore[attr-defined]
+        _registered[kind][name or name_of(part)] = part
+        return part
 
     return keep
 
@@ -73,8 +73,8 @@ def load_plugin(file: str) -> None:
     if sum(map(len, _registered.values())) == before:
         kinds = ", ".join(KINDS)
         raise UsageError(f"--plugin {file} registers nothing; mark a part with @patchloom.register(KIND): {kinds}")
-    for key, thing in _registered["model"].items():
-        register_module(thing, key)
+    for key, part in _registered["model"].items():
+        register_module(part, key)
     _files.append(os.path.abspath(path))
 
 
@@ -94,8 +94,8 @@ def registered_settings() -> dict[str, Any]:
         elif len(things) > 1:
             raise UsageError(f"the plug-ins register {len(things)} of {kind}: {', '.join(things)}; expected one")
         elif things:
-            ((name, thing),) = things.items()
-            settings[kind] = f"{MODULE}{name}" if kind == "model" else thing
+            ((name, part),) = things.items()
+            settings[kind] = f"{MODULE}{name}" if kind == "model" else part
     return settings
 
 
@@ -137,15 +137,15 @@ def metrics_by_name(metrics: Mapping[str, Any] | Sequence[Any] | Callable[..., A
 # Names and digests ----------------------------------------------------------------------------------------------------
 
 
-def name_of(thing: Any) -> str:
+def name_of(part: Any) -> str:
     """Return the short name of a function, class or object."""
-    if isinstance(thing, functools.partial):
-        return name_of(thing.func)
-    name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
+    if isinstance(part, functools.partial):
+        return name_of(part.func)
+    name = getattr(part, "__qualname__", None) or type(part).__qualname__
     return str(name).rpartition("<locals>.")[2].strip("<>")
 
 
-def identity(thing: Any) -> str:
+def identity(part: Any) -> str:
     """Return the qualified name of what a user plugs in and a digest of its code and settings.
 
     The code is the source of the function or class, and of the classes of a module's parts; bytecode where there is no
@@ -153,10 +153,10 @@ def identity(thing: Any) -> str:
     that it calls are not part of the digest.
     """
     digest = hashlib.sha256()
-    for part in _code(thing):
-        digest.update(part)
+    for code in _code(part):
+        digest.update(code)
         digest.update(b"\0")
-    owner = thing.func if isinstance(thing, functools.partial) else thing
+    owner = part.func if isinstance(part, functools.partial) else part
     owner = owner if hasattr(owner, "__qualname__") else type(owner)
     return f"{_module_of(owner)}.{owner.__qualname__} {digest.hexdigest()[:DIGEST]}"
 
@@ -168,41 +168,41 @@ def _module_of(owner: Any) -> str:
     return module
 
 
-def _code(thing: Any) -> Iterator[bytes]:
+def _code(part: Any) -> Iterator[bytes]:
     """Yield what a digest covers."""
-    if isinstance(thing, functools.partial):
-        yield _plain(thing.args) + _plain(thing.keywords)
-        yield from _code(thing.func)
+    if isinstance(part, functools.partial):
+        yield _plain(part.args) + _plain(part.keywords)
+        yield from _code(part.func)
         return
-    if inspect.isroutine(thing) or isinstance(thing, type):
-        yield _source(thing)
+    if inspect.isroutine(part) or isinstance(part, type):
+        yield _source(part)
         with suppress(TypeError, ValueError):
-            yield _plain(inspect.getclosurevars(thing).nonlocals)
+            yield _plain(inspect.getclosurevars(part).nonlocals)
         return
-    kinds = {type(part) for part in thing.modules()} if hasattr(thing, "modules") else {type(thing)}
+    kinds = {type(module) for module in part.modules()} if hasattr(part, "modules") else {type(part)}
     for kind in sorted(kinds, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         yield f"{kind.__module__}.{kind.__qualname__}".encode()
         yield _source(kind)
-    if type(thing).__repr__ is not object.__repr__:
-        yield re.sub(r"0x[0-9a-f]+", "", repr(thing)).encode("utf-8", "replace")
-    yield _plain(getattr(thing, "__dict__", {}))
+    if type(part).__repr__ is not object.__repr__:
+        yield re.sub(r"0x[0-9a-f]+", "", repr(part)).encode("utf-8", "replace")
+    yield _plain(getattr(part, "__dict__", {}))
 
 
-def _source(thing: Any) -> bytes:
+def _source(part: Any) -> bytes:
     try:
-        return inspect.getsource(thing).encode("utf-8", "replace")
+        return inspect.getsource(part).encode("utf-8", "replace")
     except (OSError, TypeError):  # typed into a console, or built in
-        return _bytecode(thing)
+        return _bytecode(part)
 
 
-def _bytecode(thing: Any) -> bytes:
-    code = getattr(thing, "__code__", None)
+def _bytecode(part: Any) -> bytes:
+    code = getattr(part, "__code__", None)
     if code is not None:
         constants = [each for each in code.co_consts if not inspect.iscode(each)]
         inner = b"".join(each.co_code for each in code.co_consts if inspect.iscode(each))
         return bytes(code.co_code) + inner + repr((constants, code.co_names)).encode("utf-8", "replace")
-    if isinstance(thing, type):
-        return b"".join(_bytecode(each) for each in vars(thing).values() if hasattr(each, "__code__"))
+    if isinstance(part, type):
+        return b"".join(_bytecode(each) for each in vars(part).values() if hasattr(each, "__code__"))
     return b""
 
 

@@ -73,7 +73,7 @@ class _Lines:
     """One line per run: at the start, when its state or evaluation changes, and every ten seconds of progress."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, tuple[Any, int, float]] = {}
+        self._printed: dict[str, tuple[Any, int, float]] = {}
 
     def __enter__(self) -> "_Lines":
         return self
@@ -84,10 +84,10 @@ class _Lines:
     def show(self, states: States) -> None:
         for _, state in states:
             news = state.state, state.activity, state.evaluation
-            before, step, at = self._shown.get(state.run, (None, -1, 0.0))
+            before, step, at = self._printed.get(state.run, (None, -1, 0.0))
             is_due = time.monotonic() - at >= SECONDS_BETWEEN_LINES and state.step != step
             if news != before or is_due:
-                self._shown[state.run] = news, state.step, time.monotonic()
+                self._printed[state.run] = news, state.step, time.monotonic()
                 self.print(state)
 
     def print(self, state: "RunState") -> None:

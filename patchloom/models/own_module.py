@@ -41,7 +41,7 @@ class OwnModule(Network):
     def features(self, images: Tensor) -> Tensor:
         """(B, channels, H, W) → (B, 1, C), the input of the classifier."""
         inputs: list[Tensor] = []
-        handle = self.classifier.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        handle = self.classifier.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
         try:
             self.module(images)
         finally:

@@ -87,8 +87,8 @@ def look_at(
         requests = _val_requests(contents, data, count)
         decides = contents.files.decides
         title = f"Mistakes of {name}, highest confidence first" if decides else f"Val images of {name}"
-    shown = readable(requests, notes)
-    images, truths = [one.image for one in shown], [one.truth for one in shown]
+    named_images = readable(requests, notes)
+    images, truths = [one.image for one in named_images], [one.truth for one in named_images]
     results = look(
         subject.network,
         subject.preprocessing,
@@ -98,7 +98,7 @@ def look_at(
         truths=truths,
         calibration=subject.calibration,
     )
-    looks = [(one.name, "", result) for one, result in zip(shown, results, strict=True)]
+    looks = [(one.name, "", result) for one, result in zip(named_images, results, strict=True)]
     write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
     return LookPage(out, looks, notes)
 
@@ -111,12 +111,12 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
         )
     classifier = open_exported_classifier(folder)
     notes = ["an artifact has no attention maps; use the run that it was exported from"]
-    shown = readable(chosen_files(paths, classifier.labels, count, notes), notes)
+    named_images = readable(chosen_files(paths, classifier.labels, count, notes), notes)
     transform = classifier.transform()
-    predictions = classifier.predict([one.image for one in shown], top=top)
+    predictions = classifier.predict([one.image for one in named_images], top=top)
     looks = [
         (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth, scores.abstained))
-        for one, scores in zip(shown, predictions, strict=True)
+        for one, scores in zip(named_images, predictions, strict=True)
     ]
     title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
     write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])

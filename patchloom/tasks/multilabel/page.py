@@ -191,8 +191,8 @@ def look_at_labels(
         title = f"Labels by {folder.name} on {plural(len(requests), 'image')}"
     else:
         requests, title = _val_requests(folder, data, count), f"Mistakes of {folder.name}, worst first"
-    shown = readable(requests, notes)
-    results = _label_looks(model, shown, top)
+    named_images = readable(requests, notes)
+    results = _label_looks(model, named_images, top)
     write_look_page(out, title, notes, [result.card(name, detail) for name, detail, result in results])
     return LookPage(out, [*results], notes)
 
@@ -212,10 +212,10 @@ class LabelLook(ImageLook):
 
 
 def _label_looks(
-    model: MultilabelClassifier, shown: Sequence[NamedImage], top: int
+    model: MultilabelClassifier, named_images: Sequence[NamedImage], top: int
 ) -> list[tuple[str, str, LabelLook]]:
     """Return the look at each image: the labels that apply and, for a run, the maps of its most likely ones."""
-    images = [one.image for one in shown]
+    images = [one.image for one in named_images]
     scores = model.scores(images)
     if isinstance(model.model, Network):
         inputs = network_inputs(model.model, model.preprocessing, images)
@@ -224,7 +224,7 @@ def _label_looks(
         transform = model.classifier.transform()
         drawn = [(Image.fromarray(transform(image)), []) for image in images]
     result = []
-    for one, row, (seen, maps) in zip(shown, scores, drawn, strict=True):
+    for one, row, (seen, maps) in zip(named_images, scores, drawn, strict=True):
         answers = model.answers(row, top)
         best = model.answers(row, 1, threshold=0.0)[0]
         detail = "" if answers else f"no label reaches its threshold; the highest score is {best[1]:.1%} of {best[0]}"

@@ -129,8 +129,8 @@ def _residuals(report: RegressionReport) -> Markup:
     charts = []
     for number, name in enumerate(report.scale.names[:CHARTED]):
         known = np.flatnonzero(~np.isnan(report.targets[:, number]))
-        shown = known[:: -(-len(known) // POINTS)]
-        true, predicted = report.targets[shown, number], report.predictions[shown, number]
+        chosen = known[:: -(-len(known) // POINTS)]
+        true, predicted = report.targets[chosen, number], report.predictions[chosen, number]
         points = [Point(x, y) for x, y in zip(true.tolist(), predicted.tolist(), strict=True)]
         residuals = [Point(x, y) for x, y in zip(predicted.tolist(), (predicted - true).tolist(), strict=True)]
         errors = report.residuals[known, number].tolist()
@@ -226,9 +226,9 @@ def look_at_numbers(
         title = f"Numbers by {folder.name} of {plural(len(requests), 'image')}"
     else:
         requests, title = _val_requests(folder, data, count), f"Largest errors of {folder.name}"
-    shown = readable(requests, notes)
-    results = _number_looks(model, [one.image for one in shown], [one.truth for one in shown])
-    named = [(one.name, "", result) for one, result in zip(shown, results, strict=True)]
+    named_images = readable(requests, notes)
+    results = _number_looks(model, [one.image for one in named_images], [one.truth for one in named_images])
+    named = [(one.name, "", result) for one, result in zip(named_images, results, strict=True)]
     write_look_page(out, title, notes, [result.card(name, detail) for name, detail, result in named])
     return LookPage(out, [*named], notes)
 
