@@ -161,7 +161,7 @@ def test_a_training_can_be_planned(text: str, places, tmp_path, monkeypatch, cap
 
     if "clusters_of" in text:
         make_run(tmp_path / "run", Path(places["DATA"]), "coarse")
-    monkeypatch.setattr(training, "run_training", planned)
+    monkeypatch.setattr("patchloom.training.train.run_training", planned)
     for module in (image_plan, detection_plan, cost):  # counting operations takes longest, and is told nobody
         monkeypatch.setattr(module, "cost", lambda *_: Cost(1, 1, 1))
     done = command(tuple(filled(text, places, tmp_path)), monkeypatch, capsys)
