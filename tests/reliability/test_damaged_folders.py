@@ -549,7 +549,7 @@ def replaced(path: Path, kind: str) -> None:
 def test_what_is_no_file_in_a_run_is_one_line(made: Path, tmp_path: Path, kind: str) -> None:
     picture = made / "data" / "red" / "0.png"
     names = sorted(path.name for path in (made / "run").glob("[a-z]*.[jsy]*"))
-    assert len(names) == 9
+    assert len(names) == 10
     for number, name in enumerate(names):
         run = Path(shutil.copytree(made / "run", tmp_path / str(number)))
         replaced(run / name, kind)

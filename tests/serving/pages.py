@@ -42,7 +42,8 @@ def artifact(_: Path) -> ServedModel:
         return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
 
     transform = EvaluationTransform((32, 32), 1.0)
-    about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
+    settings = ArtifactClassifier.read_settings({})
+    about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {}, settings)
     return ServedModel(task_named("classification"), ArtifactClassifier(Path("artifact"), about, LABELS, means))
 
 

@@ -23,8 +23,7 @@ from patchloom.evaluation.calibration import fit_temperature
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
-from patchloom.tasks.multilabel.evaluation import open_labels
-from patchloom.tasks.multilabel.evaluation import evaluate_on
+from patchloom.tasks.multilabel.evaluation import evaluate_on, open_labels
 from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_named
