@@ -3,7 +3,9 @@
 import pytest
 from PIL import Image
 
+from patchloom.data.reading import Reading
 from patchloom.data.sources.labels_file import open_labels_file
+from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 
@@ -119,6 +121,14 @@ def test_the_label_column_can_be_chosen(photos):
     assert labels_of(open_text(photos, rows(header=""), label_column="2").train) == PATHS
     with pytest.raises(UsageError, match=facts("'genus'", "--label-column", 1, 2)):
         open_text(photos, rows(header=""), label_column="genus")
+
+
+def test_the_column_of_a_labels_file_in_the_folder_can_be_chosen(photos):
+    text = "image,genus,colour\na.png,felis,red\nb.png,canis,red\nc.png,felis,blue\nd.png,canis,blue\n"
+    with pytest.raises(UsageError, match="--label-column"):
+        find_source(photos, reading=Reading(label_column="colour"))
+    (photos / "labels.csv").write_text(text)
+    assert labels_of(find_source(photos, reading=Reading(label_column="colour")).train)["a.png"] == "red"
 
 
 def test_words_are_preferred_to_numbers_and_other_columns_are_levels_or_left_out(photos):

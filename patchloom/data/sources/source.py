@@ -36,7 +36,7 @@ from patchloom.data.sources.class_folders import split_folders
 from patchloom.data.sources.corrections import correct
 from patchloom.data.sources.exclusions import leave_out
 from patchloom.data.sources.huggingface import is_saved_dataset, open_huggingface
-from patchloom.data.sources.labeled_folder import open_by_pattern, open_classes
+from patchloom.data.sources.labeled_folder import find_list, open_by_pattern, open_classes
 from patchloom.data.sources.labels_file import SUFFIXES as LABELS_FILES
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.parquet import open_parquet
@@ -321,7 +321,7 @@ def _check_reading(reading: Reading, path: Path) -> None:
     if reading.labels is not None and reading.label_pattern is not None:
         raise UsageError("--labels and --label-pattern both define the classes; pass one of them")
     table = reading.labels is not None or path.suffix.lower() in LABELS_FILES or is_archive(path)
-    if reading.label_column is not None and not table:
+    if reading.label_column is not None and not table and not (os.path.isdir(path) and find_list(FolderTree(path))):
         raise UsageError("--label-column chooses a column of a labels file; pass one with --labels")
     folder = {"images": reading.images, "masks": reading.masks, "boxes": reading.boxes, "ignore": reading.ignore}
     if (used := [name for name, value in folder.items() if value is not None]) and not os.path.isdir(path):
