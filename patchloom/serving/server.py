@@ -156,11 +156,12 @@ def _schedule_as_batch() -> None:
     """Schedule this process so that it does not interrupt a model process on the same core.
 
     It then accepts several requests when the model's time slice ends, instead of ending that slice with each of them.
-    Granian's threads start later and inherit it.
+    Threads that libraries started count too; Granian's start later and inherit it.
     """
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _connections(say: Say) -> int:
