@@ -77,7 +77,7 @@ def train(
                         or a Dataset, (images, targets), a list of (image, target), a table, a dict of splits
         model           network (`patchloom.list_models()`); chosen for the data by default
         recipe          published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
-        task            'classify', 'segment' or 'detect'; that of the recipe or the data by default
+        task            'classify', 'multilabel', 'regress', 'segment' or 'detect'; as the recipe or the data by default
         teacher         distill from a run, 'timm:NAME', 'torchvision:NAME' …
         init            start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
                         'auto': published weights that were downloaded before, if any
