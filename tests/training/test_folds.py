@@ -121,7 +121,7 @@ def test_more_epochs_continue_the_folds_and_renew_their_predictions(place: Path,
     cross_validate(place / "data", tmp_path / "folds", epochs=2)
     after = load_out_of_fold(tmp_path / "folds")
     assert [read_recipe(tmp_path / "folds" / f"fold-{fold}").schedule.epochs for fold in (1, 2, 3)] == [2, 2, 2]
-    assert not set(before.weights) & set(after.weights)
+    assert before.weights != after.weights  # a fold may keep the weights of its first epoch as its best
     assert before.keys == after.keys
 
 
