@@ -299,6 +299,8 @@ def records() -> Files:
     yield "clusters.json", b"[0, 1]"
     thresholds = {"format": 1, "shared": 0.5, "thresholds": {"a": 0.25, "b": 0.5}, "own": ["a"]}
     yield "thresholds.json", json.dumps(thresholds).encode()
+    scale = {"format": 1, "mean": [0.5, 3.0], "std": [1.5, 2.0], "grades": []}
+    yield "scale.json", json.dumps(scale).encode()
     yield "fetched.json", json.dumps({"url": "https://a/b.pth", "mark": '"1-2"'}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()
     status = {"process": "0123abcd-1-2", "at": 1.5, "activity": "training", "step": 3, "values": {"loss": 0.5}}
@@ -341,6 +343,9 @@ def tensors() -> Files:
     scores = np.eye(2, dtype=np.float32)
     scored = {"index": whole["index"].astype(np.int64), "targets": scores, "scores": scores}
     yield "labeled.safetensors", save(scored, {"patchloom": json.dumps(about)})
+    numbers = {"index": scored["index"], "targets": scores.astype(np.float64), "predictions": scores.astype(np.float64)}
+    of_numbers = {"format": 1, "fingerprint": "a", "names": ["a", "b"]}
+    yield "numbers.safetensors", save(numbers, {"patchloom": json.dumps(of_numbers)})
 
 
 def _state() -> dict[str, torch.Tensor]:

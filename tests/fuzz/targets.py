@@ -7,6 +7,7 @@ raise anything else, hang or take memory, and `test_fuzz.py` repeats the inputs 
 
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import warnings
@@ -69,6 +70,7 @@ from patchloom.tasks.detection import run_files as detection
 from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
 from patchloom.tasks.multilabel import run_files as multilabel
+from patchloom.tasks.regression import run_files as regression
 from patchloom.tasks.segmentation import run_files as segmentation
 from patchloom.tasks.translation import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
@@ -389,6 +391,12 @@ def _make_weights(folder: Path) -> None:
     save_file({"a": torch.zeros(2)}, folder / "weights.safetensors")
 
 
+def _make_scale(folder: Path) -> None:
+    """The scale by which the numbers of a run are read; without a checksum, as if restored by hand."""
+    values = {"format": 1, "mean": [0.5, 3.0], "std": [1.5, 2.0], "grades": []}
+    (folder / regression.SCALE).write_text(json.dumps(values))
+
+
 def _make_swept(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
@@ -563,6 +571,7 @@ TARGETS: dict[str, Target] = {
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("thresholds.json", lambda folder: multilabel.read_thresholds(folder, ("a", "b"))),
+            Reader("scale.json", lambda folder: regression.read_scale(folder, ("a", "b"))),
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
             Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
@@ -584,6 +593,7 @@ TARGETS: dict[str, Target] = {
             Reader("out_of_fold.safetensors", load_out_of_fold),
             Reader("segmented.safetensors", segmentation.read_segmented),
             Reader("labeled.safetensors", multilabel.read_val_labels),
+            Reader("numbers.safetensors", regression.read_val_numbers, _make_scale),
         ),
     ),
     "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),
