@@ -3,7 +3,7 @@
     python benchmarks/regression.py bccd.parquet --out runs/bccd-cells --seeds 3 \
         --init timm:tf_efficientnet_lite0@lite0.safetensors
 
-The red cells, white cells and platelets of each image are counted by their boxes. Settings were chosen on images held
+The red cells, white cells and platelets of each image are counted by their boxes. Epochs are selected on images held
 out of train; the test images are evaluated once per seed. Prints mean absolute error and R² per count. Without
 `--init`, a small ResMLP learns from random weights. `lite0_weights.py` makes the weights.
 """
