@@ -23,7 +23,7 @@ from patchloom.objectives.classification import (
 )
 from patchloom.objectives.objective import Ingredients
 from patchloom.objectives.teacher import Teacher
-from patchloom.recipes.parts import AugmentPart, ObjectivePart
+from patchloom.recipes.parts import ObjectivePart
 from patchloom_runtime.errors import UsageError
 
 # Charts of a report: title → curve → metric name.
@@ -45,36 +45,26 @@ def hard_distillation(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return cross_entropy(logits, teacher_logits.argmax(dim=1))
 
 
-class Distillation(ClassificationObjective):
-    """Loss from labels and a teacher; its two terms are logged as `label_loss` and `teacher_loss`.
+class TaughtObjective(ClassificationObjective):
+    """A loss from labels and, if there is one, a teacher; the two terms are logged as `label_loss` and `teacher_loss`.
 
     `token`: the network has a distillation token (`network.config.distilled`) and is called as
     model(images, both_heads=True), which passes through wrappers. The teacher runs under the student's autocast.
     """
 
-    def __init__(
-        self,
-        objective: ObjectivePart,
-        augment: AugmentPart,
-        *,
-        teacher: Teacher,
-        token: bool,
-        num_classes: int,
-        **inputs: Any,
-    ) -> None:
-        super().__init__(objective, augment, num_classes=num_classes, **inputs)
-        if objective.distillation == "none":
-            raise UsageError(
-                "A teacher is given, but objective.distillation is none. Set it to hard or soft, "
-                "or train with Classification."
-            )
-        teacher.check_classes(num_classes)
-        self.teacher = teacher.for_images_of(self.pixel_mean, self.pixel_std)
-        self.token = token
+    def __init__(self, *parts: Any, teacher: Teacher | None = None, token: bool = False, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        if teacher is not None:
+            teacher.check_classes(self.num_classes)
+            teacher = teacher.for_images_of(self.pixel_mean, self.pixel_std)
+        self.teacher, self.token = teacher, token
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         """Return the scalars of one batch: `loss` to be minimized, and values to be logged."""
         images, targets = self.inputs(batch, epoch, step)
+        if self.teacher is None:
+            logits = model(images)
+            return {"loss": self.label_loss(logits, targets), **self.accuracy(logits, batch.labels)}
         teacher_logits = self.teacher(images)
         if self.token:
             class_logits, student_logits = model(images, both_heads=True)
@@ -89,6 +79,22 @@ class Distillation(ClassificationObjective):
             "teacher_loss": teacher_loss.detach(),
             **self.accuracy(class_logits, batch.labels),
         }
+
+    def teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """Return the loss of logits (B, K) with those of the teacher."""
+        raise NotImplementedError
+
+
+class Distillation(TaughtObjective):
+    """Cross-entropy with labels and the decisions or probabilities of a teacher."""
+
+    def __init__(self, objective: ObjectivePart, *parts: Any, **options: Any) -> None:
+        if objective.distillation == "none":
+            raise UsageError(
+                "A teacher is given, but objective.distillation is none. Set it to hard or soft, "
+                "or train with Classification."
+            )
+        super().__init__(objective, *parts, **options)
 
     def teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the recipe's distillation loss for logits (B, K)."""

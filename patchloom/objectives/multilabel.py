@@ -6,18 +6,18 @@ unknown. Every loss is the mean over the known labels of an image, then over the
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.objectives.classification import ClassificationObjective, at_least_float32
+from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.distillation import CHARTS as CHARTS
+from patchloom.objectives.distillation import TaughtObjective
 from patchloom.objectives.objective import Ingredients
-from patchloom.objectives.teacher import Teacher
 from patchloom.recipes.methods import method_of
-from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from patchloom_runtime.errors import UsageError
 
 
@@ -49,54 +49,10 @@ def mean_over_known(losses: Tensor, known: Tensor) -> Tensor:
     return total.mean()
 
 
-class MultilabelObjective(ClassificationObjective):
-    """Binary cross-entropy or the asymmetric loss of every label, with image mixing and an optional teacher.
+class VectorObjective(TaughtObjective):
+    """The mean loss of the known values of a target vector (B, K), with image mixing."""
 
-    With a teacher, hard distillation learns its decisions and soft distillation its probabilities at `temperature`, of
-    every label: loss = (1 − λ)·labels + λ·teacher.
-    """
-
-    def __init__(
-        self,
-        objective: ObjectivePart,
-        augment: AugmentPart,
-        *,
-        num_classes: int,
-        pixel_mean: tuple[float, ...],
-        pixel_std: tuple[float, ...],
-        seed: int,
-        asymmetry: Mapping[str, float],
-        teacher: Teacher | None = None,
-        token: bool = False,
-    ) -> None:
-        super().__init__(
-            objective, augment, num_classes=num_classes, pixel_mean=pixel_mean, pixel_std=pixel_std, seed=seed
-        )
-        self.asymmetry = asymmetry
-        self.token = token and teacher is not None
-        if teacher is not None:
-            teacher.check_classes(num_classes)
-            teacher = teacher.for_images_of(pixel_mean, pixel_std)
-        self.teacher = teacher
-
-    def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Return the scalars of one batch: `loss` to be minimized, and values to be logged."""
-        images, targets = self.inputs(batch, epoch, step)
-        if self.teacher is None:
-            return {"loss": self.label_loss(model(images), targets)}
-        teacher_logits = self.teacher(images)
-        if self.token:
-            class_logits, student_logits = model(images, both_heads=True)
-        else:
-            class_logits = student_logits = model(images)
-        label_loss = self.label_loss(class_logits, targets)
-        teacher_loss = self.teacher_loss(student_logits, teacher_logits)
-        weight = self.objective.distillation_weight
-        return {
-            "loss": (1 - weight) * label_loss + weight * teacher_loss,
-            "label_loss": label_loss.detach(),
-            "teacher_loss": teacher_loss.detach(),
-        }
+    values = "labels"  # in messages
 
     def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Return normalized, mixed images (B, 3, H, W) and their mixed targets (B, K)."""
@@ -106,16 +62,40 @@ class MultilabelObjective(ClassificationObjective):
         return blend.images(images), blend.vectors(targets)
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the method's loss of logits (B, K)."""
+        """Return the method's loss of outputs (B, K)."""
         if logits.shape[1] != self.num_classes:
-            raise UsageError(f"The network has {logits.shape[1]} labels, the data {self.num_classes}.")
+            raise UsageError(f"The network predicts {logits.shape[1]} {self.values}, the data have {self.num_classes}.")
         if self.own_loss is not None:
             return self.own_loss(at_least_float32(logits), targets)
-        logits, known = at_least_float32(logits), ~targets.isnan()
-        filled = torch.where(known, targets, 0).to(logits.dtype)
+        outputs, known = at_least_float32(logits), ~targets.isnan()
+        filled = torch.where(known, targets, 0).to(outputs.dtype)
+        return mean_over_known(self.losses(outputs, filled), known)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each value, (B, K)."""
+        raise NotImplementedError
+
+    def accuracy(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return nothing: a vector is not right or wrong as a whole."""
+        return {}
+
+
+class MultilabelObjective(VectorObjective):
+    """Binary cross-entropy or the asymmetric loss of every label, with an optional teacher.
+
+    With a teacher, hard distillation learns its decisions and soft distillation its probabilities at `temperature`, of
+    every label: loss = (1 − λ)·labels + λ·teacher.
+    """
+
+    def __init__(self, *parts: Any, asymmetry: Mapping[str, float], **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.asymmetry = asymmetry
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each label, (B, K)."""
         if self.asymmetry:
-            return mean_over_known(asymmetric_losses(logits, filled, **self.asymmetry), known)
-        return mean_over_known(binary_losses(logits, filled), known)
+            return asymmetric_losses(outputs, targets, **self.asymmetry)
+        return binary_losses(outputs, targets)
 
     def teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the binary cross-entropy with the teacher's decisions, or τ² times that with its probabilities."""
