@@ -4,30 +4,34 @@ Every version answers the same queries in a process of its own, one after anothe
 'index' reads from disk and compares every part with its checksum; the second answer of an open index does not.
 
 python benchmarks/index.py                       # 1,000,000 × 256, 1,000 queries, top 10, two threads
-python benchmarks/index.py --spread 0.5          # around 10,000 centres, as features are
+python benchmarks/index.py --spread 0.5          # around 10,000 centers, as features are
+python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --versions index lists
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from peak import peak_mib
 
-from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
+from patchloom.evaluation.approximate_search import measure_recall
+from patchloom.evaluation.exact_search import exact_nearest
 from patchloom.inference.index_files import (
     IndexMetadata,
     IndexRow,
     StoredVectors,
     read_about,
     write_about,
-    write_lists,
     write_part,
+    write_stored_lists,
 )
 
 parser = argparse.ArgumentParser()
@@ -38,20 +42,22 @@ parser.add_argument("--top", type=int, default=10)
 parser.add_argument("--part", type=int, default=4096, help="rows of a part of the index")
 parser.add_argument("--rows", type=int, default=100, help="queries at a time of the plain version")
 parser.add_argument("--threads", type=int, default=2)
-parser.add_argument("--spread", type=float, help="vectors around 10,000 centres, this far; else all over")
-parser.add_argument("--only", choices=("build", "index", "plain", "flat", "lists"), help="one version, for its memory")
-parser.add_argument("--folder", type=Path)
+parser.add_argument("--spread", type=float, help="vectors around 10,000 centers, this far; else all over")
+parser.add_argument("--probes", type=int, default=64, help="lists that a query of ivf is compared with")
+parser.add_argument("--versions", nargs="+", default=["index", "plain", "flat", "lists"], help="also: ivf hnsw usearch")
+parser.add_argument("--only", help="one version, for its memory")
+parser.add_argument("--folder", type=Path, help="with --only, that of the vectors; else where a temporary one is made")
 options = parser.parse_args()
 torch.set_num_threads(options.threads)
 
 
 def vectors(count: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randn(count, options.dim, generator=generator)
+    drawn = torch.randn(count, options.dim, generator=generator)
     if options.spread is not None:
-        centres = torch.randn(10_000, options.dim, generator=torch.Generator().manual_seed(9))
-        found = centres[torch.randint(10_000, (count,), generator=generator)] + options.spread * found
-    return F.normalize(found)
+        centers = torch.randn(10_000, options.dim, generator=torch.Generator().manual_seed(9))
+        drawn = centers[torch.randint(10_000, (count,), generator=generator)] + options.spread * drawn
+    return F.normalize(drawn)
 
 
 def build() -> dict[str, float]:
@@ -68,12 +74,12 @@ def build() -> dict[str, float]:
 
 def all_vectors() -> torch.Tensor:
     stored = StoredVectors(options.folder, read_about(options.folder))
-    found = torch.empty(len(stored), options.dim)
+    drawn = torch.empty(len(stored), options.dim)
     start = 0
     for part in stored:
-        found[start : start + len(part)] = part
+        drawn[start : start + len(part)] = part
         start += len(part)
-    return found
+    return drawn
 
 
 def answered(search) -> dict[str, float]:
@@ -87,9 +93,9 @@ def answered(search) -> dict[str, float]:
     path = options.folder / "expected.pt"
     if not path.exists():
         torch.save(positions, path)
-    same = (positions == torch.load(path)).float().mean().item()
+    recall = measure_recall(positions, torch.load(path))
     (first, _), (again, processor) = taken
-    return {"first_s": first, "again_s": again, "again_processor_s": processor, "same_as_index": same}
+    return {"first_s": first, "again_s": again, "again_processor_s": processor, "recall": recall}
 
 
 def index() -> dict[str, float]:
@@ -101,8 +107,8 @@ def plain() -> dict[str, float]:
     known = all_vectors()
 
     def search(queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = [(part @ known.T).topk(options.top, dim=1) for part in queries.split(options.rows)]
-        return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
+        drawn = [(part @ known.T).topk(options.top, dim=1) for part in queries.split(options.rows)]
+        return torch.cat([one.values for one in drawn]), torch.cat([one.indices for one in drawn])
 
     return answered(search)
 
@@ -121,10 +127,59 @@ def lists() -> dict[str, float]:
 
     faiss.omp_set_num_threads(options.threads)
     start = time.perf_counter()
-    stored = StoredVectors(options.folder, write_lists(options.folder, read_about(options.folder)))
+    about = write_stored_lists(options.folder, read_about(options.folder))
     written = time.perf_counter() - start
-    path = stored.faiss_file()
-    return {"written_s": written} | answered(lambda queries: faiss_nearest(path, stored, queries, options.top))
+    stored = StoredVectors(options.folder, about)
+    stated = about.lists.settings
+    numbers = {"written_s": written, "probes": stated.probes, "candidates": stated.candidates, "stated": stated.recall}
+    return numbers | answered(lambda queries: stored.nearest(queries, options.top)[:2])
+
+
+def ivf() -> dict[str, float]:
+    """Lists of whole vectors, in memory."""
+    import faiss
+
+    faiss.omp_set_num_threads(options.threads)
+    known, start = all_vectors().numpy(), time.perf_counter()
+    number = round(2 * math.sqrt(options.count))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(options.dim), options.dim, number, faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter = 10
+    index.train(known[:: max(1, options.count // (39 * number))])
+    index.add(known)
+    index.nprobe = options.probes
+    written = time.perf_counter() - start
+    return {"written_s": written} | answered(
+        lambda queries: tuple(map(torch.from_numpy, index.search(queries.numpy(), options.top)))
+    )
+
+
+def hnsw() -> dict[str, float]:
+    import faiss
+
+    faiss.omp_set_num_threads(options.threads)
+    known, start = all_vectors().numpy(), time.perf_counter()
+    index = faiss.IndexHNSWFlat(options.dim, 32, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efSearch = 128
+    index.add(known)
+    written = time.perf_counter() - start
+    return {"written_s": written} | answered(
+        lambda queries: tuple(map(torch.from_numpy, index.search(queries.numpy(), options.top)))
+    )
+
+
+def usearch() -> dict[str, float]:
+    from usearch.index import Index
+
+    known, start = all_vectors().numpy(), time.perf_counter()
+    index = Index(ndim=options.dim, metric="ip", dtype="f16", expansion_search=128)
+    index.add(np.arange(options.count), known, threads=options.threads)
+    written = time.perf_counter() - start
+
+    def search(queries: torch.Tensor) -> tuple[None, torch.Tensor]:
+        matches = index.search(queries.numpy(), options.top, threads=options.threads)
+        return None, torch.from_numpy(np.asarray(matches.keys).astype(np.int64))
+
+    return {"written_s": written} | answered(search)
 
 
 if options.only:
@@ -132,9 +187,9 @@ if options.only:
     numbers["peak_mem_mib"] = peak_mib()
     print(json.dumps(numbers))
 else:
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("build", "index", "plain", "flat", "lists"):
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for name in ("build", *options.versions):
             line = [sys.executable, *sys.argv, "--only", name, "--folder", folder]
             done = subprocess.run(line, capture_output=True, text=True)
-            said = done.stdout or done.stderr.strip().splitlines()[-1]
-            print(f"{name:6} {said.strip()}", flush=True)
+            printed = done.stdout or done.stderr.strip().splitlines()[-1]
+            print(f"{name:7} {printed.strip()}", flush=True)

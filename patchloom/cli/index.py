@@ -20,7 +20,7 @@ class IndexOptions:
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
     out: Annotated[str, Option("Index folder. New images are added if it exists.")]
     device: Device = "auto"
-    exact: Annotated[bool, Option("Search exactly, without faiss, also beyond a million files.")] = False
+    exact: Annotated[bool, Option("Compare queries with all files, also beyond a million.")] = False
     prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
@@ -105,7 +105,9 @@ def _print(built: "BuildSummary", options: IndexOptions) -> None:
     about = built.index.about
     for fault in built.unreadable.values():
         print_result(f"left out: {fault}")
-    method = "exact search" if about.exact else "approximate search by faiss"
+    method = "exact search"
+    if about.lists is not None:
+        method = f"approximate search, recall {about.lists.settings.recall:.3f}"
     labels = f", {len(built.index.labels):,} labels" if about.labels else ""
     if about.levels:
         counts = ", ".join(f"{name}: {count:,}" for name, count in _levels(built).items())

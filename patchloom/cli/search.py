@@ -36,7 +36,10 @@ class SearchOptions:
     images: Annotated[list[str] | None, Option("Folder whose images the page may show. Repeatable.")] = None
     model: IndexRun = None
     device: Device = "auto"
-    exact: Annotated[bool, Option("Compare with all files instead of searching by faiss.")] = False
+    exact: Annotated[bool, Option("Compare with all files, also in an index for approximate search.")] = False
+    recall: Annotated[
+        int, Option("Measure the recall of an approximate search with so many of the queries.", minimum=0)
+    ] = 0
     as_json: Json = False
 
 
@@ -44,7 +47,7 @@ def search(options: SearchOptions) -> None:
     """Find the files most similar to an image. Unreadable queries are reported, and the others searched."""
     from patchloom.cli.output import JsonList, print_result
     from patchloom.inference.index import open_index
-    from patchloom.inference.search import count_right, note_on_images, write_search_page
+    from patchloom.inference.search import count_right, method_in_words, note_on_images, write_search_page
     from patchloom_runtime.errors import DataError
 
     index = open_index(options.index, model=options.model, device=options.device, images=options.images or ())
@@ -53,6 +56,7 @@ def search(options: SearchOptions) -> None:
         top=options.top,
         skip_self=options.skip_self,
         exact=options.exact,
+        recall=options.recall,
         level=options.level,
         condition=options.condition,
         neighbours=options.neighbors,
@@ -74,7 +78,7 @@ def search(options: SearchOptions) -> None:
         _print(results)
         if len(results) > 1 and (counted := count_right(results)):
             print_result(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
-        method = "exact" if options.exact or options.condition or index.about.exact else "by faiss, approximate"
+        method = "exact" if options.exact or options.condition else method_in_words(index, results)
         print_result(f"{len(index):,} files searched, {method}" + (f"; {options.page}" if options.page else ""))
     if faults:
         raise typer.Exit(3)
@@ -86,6 +90,7 @@ def _as_json(result: "SearchResult") -> dict[str, Any]:
         "label": result.label,
         "level": result.level,
         "condition": asdict(result.condition) if result.condition else None,
+        "recall": result.recall,
         "hits": [hit._asdict() | {"right": result.right(hit)} for hit in result.hits],
         "error": result.error or None,
     }

@@ -1,4 +1,4 @@
-"""Nearest-neighbor search among unit vectors: exact, or with faiss for collections too large to compare with all.
+"""Exact nearest-neighbor search among unit vectors. `approximate_search` is for tens of millions of them.
 
 The score of two vectors is their cosine, summed in float64 and rounded to float32, so it depends neither on the number
 of queries nor on how the vectors are split into parts. Higher scores come first; of equal ones, the vector stored
@@ -9,21 +9,15 @@ Letters: Q queries, N vectors, M candidates per query, C channels.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from patchloom_runtime.errors import UsageError
 
 SPARE = 16  # additional candidates: float32 products may order close ones differently
 QUERIES_AT_ONCE, VECTORS_AT_ONCE = 1024, 4096
 # Block size for the first pass, and the number of candidate blocks per query above which a full topk is faster.
 BLOCK, MANY_BLOCKS = 64, 4
-# For faiss: lists to probe, of 4·√N; training vectors per list for k-means.
-LISTS_PROBED, LEARNED_FROM = 64, 64
 
 
 class VectorStore(Protocol):
@@ -186,41 +180,3 @@ def _among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tu
         scores, positions = scores[best], positions[best]
         start += len(part)
     return scores, positions
-
-
-# faiss ----------------------------------------------------------------------------------------------------------------
-
-
-def import_faiss() -> Any:
-    """Import faiss. Raise UsageError naming the extra if it is not installed."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise UsageError(
-            "faiss, which searches more than a million images, is not installed. Install it with: "
-            "pip install 'patchloom[faiss]', or compare with all images: --exact"
-        ) from error
-    return faiss
-
-
-def write_faiss(vectors: VectorStore, path: Path) -> None:
-    """Write an IVF index with 4·√N lists, of which a query probes `LISTS_PROBED`."""
-    faiss = import_faiss()
-    lists = max(1, min(round(4 * math.sqrt(len(vectors))), len(vectors) // LEARNED_FROM))
-    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), lists * LEARNED_FROM)).astype(np.int64)
-    dim = next(iter(vectors)).shape[1]
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
-    index.train(vectors.rows(torch.from_numpy(sample)).numpy())
-    for part in vectors:
-        index.add(part.numpy())
-    faiss.write_index(index, str(path))
-
-
-def faiss_nearest(path: Path, vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Search as `exact_nearest`, but only among faiss's candidates: some of the nearest may be missed or −1."""
-    faiss = import_faiss()
-    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
-    index.nprobe = LISTS_PROBED
-    k = min(k, len(vectors))
-    _, positions = index.search(queries.numpy(), min(k + SPARE, len(vectors)))
-    return rank(vectors, queries, torch.from_numpy(positions), k)

@@ -39,6 +39,7 @@ class SearchKeywords(TypedDict, total=False):
     top: int
     skip_self: bool
     exact: bool
+    recall: int
     level: str | None
     condition: str | None
     neighbours: int | None
@@ -66,7 +67,8 @@ class Index:
         return f"Index({printable(str(self.folder))}: {', '.join(f'{value} {name}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        search = "exact" if self.about.exact else "by faiss, approximate"
+        lists = self.about.lists
+        search = "exact" if lists is None else f"approximate, recall {lists.settings.recall:.3f}"
         facts = [*self._facts(), ("model", printable(Path(self.about.model).name)), ("search", search)]
         notes = [f"labels: {first_names(list(self.labels))}"] if self.about.labels else []
         return html_card(printable(self.folder.name), facts=facts, notes=notes)
@@ -101,6 +103,7 @@ class Index:
         top: int = 10,
         skip_self: bool = False,
         exact: bool = False,
+        recall: int = 0,
         level: str | None = None,
         condition: str | None = None,
         neighbours: int | None = None,
@@ -108,9 +111,11 @@ class Index:
         """Return the `top` nearest files, nearest first: one result for one image, else a list.
 
         `images` are those of `Classifier.predict`. A query that is in the index finds itself, marked as such, unless
-        `skip_self`. An unreadable file has a result with an `error`. `exact` compares with all files even if the index
-        has faiss lists. `level` is the level of the labels (default: the index's). Files with equal scores are in the
-        order of the index.
+        `skip_self`. An unreadable file has a result with an `error`. `level` is the level of the labels (default: the
+        index's). Files with equal scores are in the order of the index.
+
+        `exact` compares with all files even if the index has lists for an approximate search. Approximate results state
+        their `recall`, measured with files of the index when it was built, or with the first `recall` queries.
 
         `condition` names a level: files of the class that the `neighbours` (20) nearest files vote for at that level
         come first (thesis, equation 2.5); 'family=felid' names the class instead.
@@ -123,7 +128,7 @@ class Index:
         if neighbours is not None and condition is None:
             raise UsageError("neighbours is an option of a conditioned search; pass condition too, or leave it out")
         labels_at = self.about.level if level is None else level_named(level, self.about.levels)
-        settings = SearchSettings(self._vectors, top, skip_self, exact, labels_at, images=self.images)
+        settings = SearchSettings(self._vectors, top, skip_self, exact, labels_at, images=self.images, recall=recall)
         if condition is not None:
             at, _, class_name = condition.partition("=")
             voters = IndexNeighbors(self._vectors, at, neighbours)
@@ -202,6 +207,7 @@ def search(
     model: str | None = None,
     device: str = "auto",
     exact: bool = False,
+    recall: int = 0,
 ) -> SearchResult | list[SearchResult]:
     """Open an index and return the files most similar to each image: one result for one image, else a list.
 
@@ -210,7 +216,14 @@ def search(
     """
     opened: Any = open_index(index, model=model, device=device, images=images or ())  # one overload per kind of images
     return opened.search(
-        queries, top=top, skip_self=skip_self, exact=exact, level=level, condition=condition, neighbours=neighbors
+        queries,
+        top=top,
+        skip_self=skip_self,
+        exact=exact,
+        recall=recall,
+        level=level,
+        condition=condition,
+        neighbours=neighbors,
     )
 
 

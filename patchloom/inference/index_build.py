@@ -20,7 +20,7 @@ from patchloom.data.images.image_store import file_state
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.disk import locked
-from patchloom.evaluation.exact_search import import_faiss
+from patchloom.evaluation.approximate_search import import_faiss
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import EmbeddedFiles, embed_files, embed_images
 from patchloom.inference.index import Index, ListedFile, Paths
@@ -32,8 +32,8 @@ from patchloom.inference.index_files import (
     StoredVectors,
     read_about,
     write_about,
-    write_lists,
     write_part,
+    write_stored_lists,
 )
 from patchloom.inference.neighbors import check_model, index_preprocessing
 from patchloom.runs.config import is_run
@@ -42,6 +42,7 @@ from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_
 from patchloom_runtime.printable import printable
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with that many in less than a second
+OUTDATED = 0.1  # share of files that were added or removed since the lists were written, above which they are renewed
 # A part is written when it has this many files or is this old, so a killed build loses no more than that.
 PART_FILES, PART_SECONDS = 4096, 60.0
 
@@ -86,9 +87,9 @@ def index(
 
     Files in folders get the labels that training would read (options in `reading`), with the levels above them; `level`
     is the one that is shown (default: that of the model's classes). Beyond a million files, faiss makes the search fast
-    and approximate; `exact` prevents that. `prune` removes files of the given folders that no longer exist; files of
-    other folders stay, since their disk may only be unmounted. `trunk` drops the model's projector and compares images
-    by its input vectors.
+    and approximate (`approximate_search`); `exact` prevents that. `prune` removes files of the given folders that no
+    longer exist; files of other folders stay, since their disk may only be unmounted. `trunk` drops the model's
+    projector and compares images by its input vectors.
     """
     at_least("batch", batch, 1)
     at_least("workers", workers, 0)
@@ -162,13 +163,15 @@ def _with_levels(about: IndexMetadata, collection: Collection, *, level_requeste
 
 
 def _with_search(folder: Path, about: IndexMetadata, *, uses_faiss: bool, exact: bool) -> IndexMetadata:
-    """Write faiss lists if they are needed and missing, or drop them if the search must be exact."""
-    if uses_faiss and about.exact:
-        return write_lists(folder, about)
-    if exact and not about.exact:
-        about = replace(about, faiss_sha256="")
+    """Write lists if they are needed and missing or outdated, or drop them if the search must be exact."""
+    if exact and about.lists is not None:
+        about = replace(about, lists=None)
         write_about(folder, about)
-    return about
+    if not uses_faiss:
+        return about
+    listed = about.parts[: about.lists.parts] if about.lists else ()
+    unlisted, removed = len(about) - sum(map(len, listed)), sum(len(part.dropped) for part in listed)
+    return write_stored_lists(folder, about) if unlisted + removed > OUTDATED * len(about) else about
 
 
 def _open_or_create(folder: Path, classifier: Classifier, model: str, *, trunk: bool) -> IndexMetadata:
@@ -283,5 +286,5 @@ class _Build:
 
     def _replace_about(self, parts: Sequence[IndexPart]) -> None:
         labels = dict(sorted((+self._labels).items()))
-        self.about = replace(self.about, parts=tuple(parts), labels=labels, faiss_sha256="")
+        self.about = replace(self.about, parts=tuple(parts), labels=labels)
         write_about(self._folder, self.about)

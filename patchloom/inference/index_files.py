@@ -5,12 +5,13 @@
                        that is shown; whether a search is exact; the parts with their checksums
     part-00000.npy     (rows, dimension) float32 unit vectors
     part-00000.json    path, label, size in bytes and modification time of the file of each row
-    faiss.index        beyond a million files: inverted lists of the vectors, made by faiss
+    lists-00000.faiss  beyond a million files: codes of the vectors of the first parts, in lists (`approximate_search`)
+    lists-00000.npy    the smallest cosine between the centroid of each list and its members
 
 A part never changes once it is written. `index.json` is replaced last and names the files that count: if a build is
 interrupted, the index stays as it was, and files that are not named are overwritten. A file that changed or got another
-label is stored again, and its old row is dropped in `index.json`; so are files that no longer exist, on request. No
-file is a pickle.
+label is stored again, and its old row is dropped in `index.json`; so are files that no longer exist, on request. Lists
+stay valid: dropped rows are skipped, and parts that were added later are compared exactly. No file is a pickle.
 """
 
 import hashlib
@@ -29,12 +30,20 @@ import torch
 from torch import Tensor
 
 from patchloom.disk import atomic_file, atomic_write, plain_name
-from patchloom.evaluation.exact_search import write_faiss
+from patchloom.evaluation.approximate_search import (
+    ListedVectors,
+    Lists,
+    ListSettings,
+    Nearest,
+    choose_settings,
+    write_lists,
+)
+from patchloom.evaluation.exact_search import exact_nearest
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import MOST_BYTES, check_shape, open_plain, own_sha256, parse_json, read_plain
 
-FORMAT = 2  # 1 had the labels of one level alone
-FILE, FAISS = "index.json", "faiss.index"
+FORMAT = 3  # 1 had the labels of one level alone, 2 lists of whole vectors
+FILE = "index.json"
 _HEADER = 1 << 16  # bytes; upper bound of the header of an .npy file
 _FORMAT = {"format": int, "own_sha256?": str}
 _SHAPE = {
@@ -49,9 +58,11 @@ _SHAPE = {
     "level?": str,
     "levels?": dict[str, dict[str, str]],
     "parts": list[dict],
-    "faiss_sha256?": str,
+    "lists?": dict | None,
 }
 _PART = {"name": str, "rows": int, "vectors_sha256": str, "rows_sha256": str, "dropped": list[int]}
+_LISTS = {"name": str, "sha256": str, "radii_sha256": str, "parts": int, "settings": dict}
+_LIST_SETTINGS = {"probes": int, "candidates": int, "recall": float, "queries": int}
 _ROW = {"path": str, "label": str, "size": int, "changed_ns": int}
 
 
@@ -83,6 +94,17 @@ class IndexPart:
 
 
 @dataclass(frozen=True)
+class StoredLists:
+    """The files of `approximate_search` that an index uses."""
+
+    name: str  # without the suffixes .faiss and .npy
+    sha256: str  # of the codes
+    radii_sha256: str
+    parts: int  # the first parts of the index, whose rows are in the lists
+    settings: ListSettings
+
+
+@dataclass(frozen=True)
 class IndexMetadata:
     """The contents of `index.json`."""
 
@@ -95,7 +117,7 @@ class IndexMetadata:
     level: str = ""  # default level of the labels; '' for the labels themselves
     levels: dict[str, dict[str, str]] = field(default_factory=dict)  # level → {label: coarse label}
     parts: tuple[IndexPart, ...] = ()
-    faiss_sha256: str = ""  # of faiss.index over all parts; '' for an exact search
+    lists: StoredLists | None = None  # None for an exact search
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -103,7 +125,7 @@ class IndexMetadata:
     @property
     def exact(self) -> bool:
         """Whether a search compares the query with all files."""
-        return not self.faiss_sha256
+        return self.lists is None
 
     def at(self, label: str, level: str) -> str:
         """Return a label at a level; a label that the level does not list keeps its name."""
@@ -151,18 +173,37 @@ def read_about(folder: Path, *, accepted: bool = False) -> IndexMetadata:
                 f"{path} has format {made_by}, written by a newer patchloom; this one reads up to {FORMAT}. "
                 "Update patchloom."
             )
+        if made_by < 3 and values.pop("faiss_sha256", ""):
+            values["exact"] = True  # until the next build writes lists of codes
         check_shape(values, _SHAPE)
         for part in values["parts"]:
             check_shape(part, _PART)
         parts = tuple(IndexPart(**part | {"dropped": tuple(part["dropped"])}) for part in values.pop("parts"))
         files, exact = values.pop("files"), values.pop("exact")
-        about = IndexMetadata(**values, parts=parts)
+        lists = _read_lists(values.pop("lists", None))
+        about = IndexMetadata(**values, parts=parts, lists=lists)
         _check_counts(about, path, files, exact)
         return about
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, TypeError) as error:  # TypeError: an unknown field
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or build the index again.") from error
+
+
+def _read_lists(values: dict[str, Any] | None) -> StoredLists | None:
+    if values is None:
+        return None
+    check_shape(values, _LISTS)
+    check_shape(values["settings"], _LIST_SETTINGS)
+    settings = ListSettings(**values.pop("settings"))
+    if settings.probes < 1 or settings.candidates < 1 or not 0 <= settings.recall <= 1:
+        raise ValueError(f"its lists are searched with {settings}")
+    return StoredLists(**values, settings=settings)
+
+
+def list_files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return the paths of the codes and of the radii of lists."""
+    return folder / f"{name}.faiss", folder / f"{name}.npy"
 
 
 def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> None:
@@ -179,6 +220,10 @@ def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> 
         raise ValueError(f"it counts {files} files, its parts {len(about)}")
     if about.level and about.level not in about.levels:
         raise ValueError(f"its level is {about.level!r}, which is not one of its levels")
+    if about.lists is not None:
+        plain_name(about.lists.name, path)
+        if not 0 < about.lists.parts <= len(about.parts):
+            raise ValueError(f"its lists have {about.lists.parts} parts")
     if about.dimension < 1:
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
@@ -202,6 +247,7 @@ class StoredVectors:
     def __init__(self, folder: Path, about: IndexMetadata) -> None:
         self.folder, self.about = folder, about
         self._verified: set[str] = set()  # names of files whose checksums were compared
+        self._mapped: dict[str, Tensor] = {}  # part → its vectors, in the file
 
     def __len__(self) -> int:
         return len(self.about)
@@ -252,12 +298,41 @@ class StoredVectors:
         self._refuse_unless(len(rows) == part.rows, path, f"{len(rows)} rows", f"{part.rows}")
         return [IndexRow(*row) for row in rows]
 
-    def faiss_file(self) -> Path:
-        """Return the path of `faiss.index` after comparing its checksum."""
-        rows = sum(part.rows for part in self.about.parts)
-        # Each row has a vector and its number, and there are fewer centroids than vectors.
-        self._compare(self.folder / FAISS, self.about.faiss_sha256, 2 * rows * (self.about.dimension * 4 + 8) + _HEADER)
-        return self.folder / FAISS
+    def compare_lists(self, lists: StoredLists) -> None:
+        """Raise CheckpointError if the files of the lists have other checksums."""
+        codes, radii = list_files(self.folder, lists.name)
+        rows = sum(part.rows for part in self.about.parts[: lists.parts])
+        # Each row has a code, shorter than its vector, and its number; there are fewer centroids than vectors.
+        self._compare(codes, lists.sha256, 2 * rows * (self.about.dimension * 4 + 8) + _HEADER)
+        self._compare(radii, lists.radii_sha256, 4 * rows + _HEADER)
+
+    def nearest(self, queries: Tensor, k: int) -> Nearest:
+        """Return the k nearest vectors of queries (Q, C), by the lists of the index if it has some."""
+        if self.about.lists is None:
+            scores, positions = exact_nearest(self, queries, k)
+            return Nearest(scores, positions, torch.ones(len(queries), dtype=torch.bool))
+        return self._listed.nearest(queries, k, self.about.lists.settings)
+
+    @cached_property
+    def _listed(self) -> ListedVectors:
+        lists = self.about.lists
+        assert lists is not None
+        self.compare_lists(lists)
+        try:
+            opened = Lists(*list_files(self.folder, lists.name))
+        except (ValueError, RuntimeError) as error:  # RuntimeError: of faiss
+            raise CheckpointError(
+                f"{self.folder / lists.name}.faiss is damaged: {error}. Build the index again."
+            ) from error
+        return self.with_lists(opened, lists.parts)
+
+    def with_lists(self, lists: Lists, parts: int) -> ListedVectors:
+        """Return these vectors with lists of the first `parts` parts."""
+        listed, later = self.about.parts[:parts], self.about.parts[parts:]
+        starts = np.cumsum([0, *(part.rows for part in listed)])
+        removed = [start + at for start, part in zip(starts, listed, strict=False) for at in sorted(part.dropped)]
+        tail = StoredVectors(self.folder, replace(self.about, parts=later)) if later else None
+        return ListedVectors(self, lists, torch.tensor(removed, dtype=torch.int64), tail)
 
     @cached_property
     def _ends(self) -> Tensor:
@@ -266,10 +341,10 @@ class StoredVectors:
 
     def _by_part(self, positions: Tensor) -> Iterator[tuple[IndexPart, Tensor, Tensor]]:
         """Yield each part that holds some of `positions`, the indices of these, and their rows in the part."""
-        numbers = torch.searchsorted(self._ends, positions, right=True)
-        for number in numbers.unique().tolist():
+        numbers, order = torch.searchsorted(self._ends, positions, right=True).sort(stable=True)
+        present, counts = numbers.unique_consecutive(return_counts=True)
+        for number, chosen in zip(present.tolist(), order.split(counts.tolist()), strict=True):
             part = self.about.parts[number]
-            chosen = torch.nonzero(numbers == number)[:, 0]
             yield part, chosen, positions[chosen] - self._ends[number] + len(part)
 
     def _vectors(self, part: IndexPart) -> Tensor:
@@ -278,6 +353,11 @@ class StoredVectors:
 
     def all_rows(self, part: IndexPart) -> Tensor:
         """Return the vectors (rows, C) of a part, including dropped ones."""
+        if part.name not in self._mapped:
+            self._mapped[part.name] = self._map(part)
+        return self._mapped[part.name]
+
+    def _map(self, part: IndexPart) -> Tensor:
         path = self.folder / f"{part.name}.npy"
         self._compare(path, part.vectors_sha256, part.rows * self.about.dimension * 4 + _HEADER)
         # Copy-on-write, though nothing writes: torch warns of read-only memory.
@@ -317,13 +397,25 @@ class StoredVectors:
         self._verified.add(path.name)
 
 
-def write_lists(folder: Path, about: IndexMetadata) -> IndexMetadata:
-    """Write `faiss.index`; from then on, the index is searched by faiss."""
-    with atomic_file(folder / FAISS) as temporary:
-        write_faiss(StoredVectors(folder, about), temporary)
-        with temporary.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-    about = replace(about, faiss_sha256=sha256)
+def write_stored_lists(folder: Path, about: IndexMetadata) -> IndexMetadata:
+    """Write lists of all vectors and choose how they are searched; from then on, searches are approximate."""
+    every_row = replace(about, parts=tuple(replace(part, dropped=()) for part in about.parts), lists=None)
+    # Under a new name, because searches use the previous lists until index.json names these.
+    name = f"lists-{int(about.lists.name.rpartition('-')[2]) + 1 if about.lists else 0:05d}"
+    paths = list_files(folder, name)
+    with atomic_file(paths[0]) as codes, atomic_file(paths[1]) as radii:
+        write_lists(StoredVectors(folder, every_row), codes, radii)
+        sha256, radii_sha256 = _synced_digest(codes), _synced_digest(radii)
+    settings = choose_settings(StoredVectors(folder, about).with_lists(Lists(*paths), len(about.parts)))
+    before, lists = about.lists, StoredLists(name, sha256, radii_sha256, len(about.parts), settings)
+    about = replace(about, lists=lists)
     write_about(folder, about)
+    for path in list_files(folder, before.name) if before else ():
+        path.unlink(missing_ok=True)
     return about
+
+
+def _synced_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

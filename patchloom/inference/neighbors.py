@@ -21,7 +21,7 @@ from torch import Tensor
 
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.data.labels.taxonomy import FINEST, level_named
-from patchloom.evaluation.exact_search import Subset, conditioned_nearest, exact_nearest, faiss_nearest
+from patchloom.evaluation.exact_search import Subset, conditioned_nearest, exact_nearest
 from patchloom.evaluation.retrieval import log_odds, vote_weights
 from patchloom.inference.embedding import embed_batches
 from patchloom.inference.index_files import IndexMetadata, IndexRow, StoredVectors, read_about
@@ -109,7 +109,7 @@ class IndexNeighbors:
         all_labeled = sum(self.about.labels.values()) == len(self.about)
         count = self._k + 1  # one of them may be the query's own file
         if all_labeled and not self.about.exact:
-            scores, positions = faiss_nearest(self._stored.faiss_file(), self._stored, queries, count)
+            scores, positions, _ = self._stored.nearest(queries, count)
         else:
             labeled = Subset(self._stored, None if all_labeled else self._labeled_positions())
             scores, positions = exact_nearest(labeled, queries, count)

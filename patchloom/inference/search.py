@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.labels.taxonomy import FINEST
-from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
+from patchloom.evaluation.approximate_search import Nearest, measure_recall
+from patchloom.evaluation.exact_search import exact_nearest
 from patchloom.inference.index_files import StoredVectors
 from patchloom.inference.neighbors import IndexNeighbors, SearchCondition
 from patchloom.report.notebook import html_card
@@ -48,6 +49,8 @@ class SearchResult:
     condition: SearchCondition | None = None  # the coarse classes the search was conditioned on
     level: str = FINEST  # of the labels
     images: tuple[str, ...] = ()  # folders that images of the hits may be read from
+    # Share of the true nearest files that such searches return; None if this one is exact.
+    recall: float | None = None
 
     def right(self, hit: SearchHit) -> bool | None:
         """Return whether both labels are the same; None if one is unknown."""
@@ -80,11 +83,13 @@ class SearchSettings:
     voters: IndexNeighbors | None = None  # for a search that is conditioned on a coarse class
     class_name: str = ""  # that class, if the user names it
     images: tuple[str, ...] = ()  # folders that images of the hits may be read from
+    recall: int = 0  # queries to measure the recall with, by an exact search
 
     def search(self, queries: Tensor, paths: Sequence[str]) -> list[SearchResult]:
         """Return one result per query; `queries` are unit vectors (Q, C), `paths` their files ('' for none)."""
         count = self.top + self.skip_self
         conditions: Sequence[SearchCondition | None] = [None] * len(queries)
+        recalls: Sequence[float | None] = [None] * len(queries)
         if self.voters is not None:
             conditions = known = self.voters.conditions(queries, paths, self.class_name)
             totals, scores, positions = self.voters.search(queries, known, count)
@@ -92,12 +97,13 @@ class SearchSettings:
             totals, positions = exact_nearest(self.vectors, queries, count)
             scores = totals
         else:
-            totals, positions = faiss_nearest(self.vectors.faiss_file(), self.vectors, queries, count)
-            scores = totals
+            nearest = self.vectors.nearest(queries, count)
+            totals = scores = nearest.scores
+            positions, recalls = nearest.positions, self._recalls(queries, nearest, count)
         files = iter(self.vectors.files(positions[positions >= 0]))
         results = []
         rows = zip(totals.tolist(), scores.tolist(), positions.tolist(), strict=True)
-        for path, condition, row in zip(paths, conditions, rows, strict=True):
+        for path, condition, recall, row in zip(paths, conditions, recalls, rows, strict=True):
             hits = []
             for total, score, position in zip(*row, strict=True):
                 if position < 0:
@@ -107,8 +113,30 @@ class SearchSettings:
                 if not (self.skip_self and itself):
                     hits.append(SearchHit(file.path, score, label, itself, None if condition is None else total))
             level = self.level or FINEST
-            results.append(SearchResult(path, hits[: self.top], condition=condition, level=level, images=self.images))
+            hits = hits[: self.top]
+            results.append(SearchResult(path, hits, "", "", condition, level, self.images, recall))
         return results
+
+    def _recalls(self, queries: Tensor, nearest: Nearest, count: int) -> list[float | None]:
+        """Return the recall to state for each query; None for a result that is proven exact."""
+        lists = self.vectors.about.lists
+        assert lists is not None
+        recall = lists.settings.recall
+        if self.recall:
+            expected = exact_nearest(self.vectors, queries[: self.recall], count)[1]
+            recall = measure_recall(nearest.positions[: self.recall], expected)
+        return [None if proven else recall for proven in nearest.proven.tolist()]
+
+
+def method_in_words(index: "Index", results: Sequence[SearchResult]) -> str:
+    """Describe how an index was searched, with the recall of an approximate search."""
+    recalls = [result.recall for result in results if not result.error]
+    lists = index.about.lists
+    if lists is None or not any(recall is not None for recall in recalls):
+        return "exact" if lists is None else "proven exact"
+    recall = next(recall for recall in recalls if recall is not None)
+    proven = f", {recalls.count(None):,} of {len(recalls):,} results proven exact" if None in recalls else ""
+    return f"approximate, recall {recall:.3f}{proven}"
 
 
 def write_search_page(path: Path, index: "Index", results: Sequence[SearchResult]) -> None:
@@ -122,7 +150,7 @@ def write_search_page(path: Path, index: "Index", results: Sequence[SearchResult
     facts = [
         ("files in the index", f"{len(index):,}"),
         ("model", Path(index.about.model).name),
-        ("search", "exact" if index.about.exact else "by faiss, approximate"),
+        ("search", method_in_words(index, readable)),
     ]
     if counts := count_right(readable):
         facts.append(("nearest file has the query's label", f"{counts[0]:,} of {counts[1]:,}"))

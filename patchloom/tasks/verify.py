@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from patchloom.disk import locked
-from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
 from patchloom.inference.index_files import FILE as INDEX
+from patchloom.inference.index_files import IndexMetadata, IndexPart, StoredVectors, read_about, write_about
 from patchloom.runs.calibration import FILE as CALIBRATION
 from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
@@ -163,8 +163,8 @@ def _verify_index(folder: Path, *, accepted: bool) -> VerifyReport:
     for part in about.parts:
         report.check(f"{part.name}.npy", partial(_read_vectors, stored, part))
         report.check(f"{part.name}.json", partial(stored.rows_of, part))
-    if not about.exact:
-        report.check(FAISS, stored.faiss_file)
+    if about.lists is not None:
+        report.check(f"{about.lists.name}.faiss", partial(stored.compare_lists, about.lists))
     if not report.wrong:
         report.check(INDEX, partial(_count_labels, stored, about))
     return report

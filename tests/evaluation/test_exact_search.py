@@ -13,11 +13,7 @@ from patchloom.evaluation.exact_search import (
     Subset,
     conditioned_nearest,
     exact_nearest,
-    faiss_nearest,
-    import_faiss,
-    write_faiss,
 )
-from patchloom_runtime.errors import UsageError
 
 
 class InMemory:
@@ -112,21 +108,3 @@ def test_vectors_that_hardly_differ() -> None:
 def test_fewer_than_asked_for() -> None:
     scores, positions = exact_nearest(InMemory(unit(3), 2), unit(2, seed=1), 10)
     assert scores.shape == positions.shape == (2, 3)
-
-
-def test_faiss_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(UsageError, match=r"pip install 'patchloom\[faiss\]'"):
-        import_faiss()
-
-
-def test_faiss_finds_what_is_near(tmp_path) -> None:
-    pytest.importorskip("faiss")
-    # Ten neighbours of each of 300 centres: what IVF is made for.
-    vectors = F.normalize(unit(300).repeat_interleave(10, dim=0) + 0.05 * unit(3000, seed=1))
-    stored = InMemory(vectors, 512)
-    write_faiss(stored, tmp_path / "faiss.index")
-    scores, positions = faiss_nearest(tmp_path / "faiss.index", stored, vectors[:200], 10)
-    expected_scores, expected = exact_nearest(stored, vectors[:200], 10)
-    assert (positions == expected).float().mean() > 0.95
-    torch.testing.assert_close(scores[positions == expected], expected_scores[positions == expected])

@@ -19,7 +19,7 @@ from PIL import Image
 
 import patchloom
 from patchloom import cli
-from patchloom.evaluation import exact_search
+from patchloom.evaluation import approximate_search
 from patchloom.inference import embedding as embedding_module
 from patchloom.inference import index_build as indexing
 from patchloom.inference.embedding import embed_batches
@@ -314,7 +314,7 @@ def test_a_model_that_has_gone(run: Callable[[str], Path], trained: Path, tmp_pa
 def test_formats(built: BuildSummary) -> None:
     path = built.index.folder / "index.json"
     values = json.loads(path.read_text())
-    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (2, 60, True, 16)
+    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (3, 60, True, 16)
     path.write_text(json.dumps(values | {"dimension": 15}))
     with pytest.raises(CheckpointError) as error:
         open_index(built.index.folder)
@@ -326,7 +326,7 @@ def test_formats(built: BuildSummary) -> None:
     assert len(open_index(built.index.folder)) == 60
     path.write_text(json.dumps({key: values[key] for key in values if not key.startswith("level")} | {"format": 1}))
     assert open_index(built.index.folder).labels == {"blue": 30, "red": 30}
-    path.write_text(json.dumps(values | {"format": 3}))
+    path.write_text(json.dumps(values | {"format": 4}))
     with pytest.raises(CheckpointError) as error:
         open_index(built.index.folder)
     assert "index.json" in str(error.value)
@@ -366,18 +366,58 @@ def test_beyond_a_million_faiss_is_wanted_before_the_work(trained: Path, tmp_pat
 def test_by_faiss(trained: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr(indexing, "EXACT_UP_TO", 50)
-    monkeypatch.setattr(exact_search, "LEARNED_FROM", 10)
+    monkeypatch.setattr(approximate_search, "LEARNED_FROM", 10)
     built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
     assert not built.index.about.exact
     assert not json.loads((tmp_path / "index" / "index.json").read_text())["exact"]
     query = [trained / "data" / "red" / "3.png"]
     # All lists are looked into, so nothing is missed here.
     assert built.index.search(query) == built.index.search(query, exact=True)
-    flip(tmp_path / "index" / "faiss.index")
-    with pytest.raises(CheckpointError, match=r"faiss\.index"):
+    flip(tmp_path / "index" / "lists-00000.faiss")
+    with pytest.raises(CheckpointError, match=r"lists-00000\.faiss"):
         open_index(tmp_path / "index", device="cpu").search(query)
     again = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu", exact=True)
     assert again.index.about.exact
+
+
+def test_lists_outlive_small_changes(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    """A few files that are added or removed change no list; with many, the lists are written again."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(indexing, "EXACT_UP_TO", 40)
+    monkeypatch.setattr(approximate_search, "LEARNED_FROM", 10)
+    data, out = tmp_path / "data", tmp_path / "index"
+    shutil.copytree(trained / "data", data)
+
+    def build(**options: Any) -> Any:
+        return index(str(trained / "a"), [data], out=out, device="cpu", **options).index
+
+    lists = build().about.lists
+    assert lists is not None
+    assert lists.settings.recall == 1.0  # so few files are all candidates
+    (data / "red" / "0.png").unlink()
+    shutil.copy(data / "red" / "1.png", data / "red" / "new.png")
+    changed = build(prune=True)
+    assert changed.about.lists == lists
+    query = [data / "red" / "1.png"]
+    result, expected = changed.search(query, top=60, recall=1)[0], changed.search(query, top=60, exact=True)[0]
+    assert result.hits == expected.hits
+    assert str(data / "red" / "new.png") in {hit.path for hit in result.hits}
+    assert str(data / "red" / "0.png") not in {hit.path for hit in result.hits}
+    assert result.recall in (None, 1.0)  # None: proven exact
+    for number in range(2, 12):
+        (data / "red" / f"{number}.png").unlink()
+    assert build(prune=True).about.lists.name == "lists-00001"
+    assert not (out / "lists-00000.faiss").exists()
+
+
+def test_an_index_with_lists_of_the_previous_format_is_searched_exactly(built: BuildSummary, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(built.index.folder, folder)
+    values = json.loads((folder / "index.json").read_text())
+    values |= {"format": 2, "exact": False, "faiss_sha256": "0" * 64}
+    del values["own_sha256"], values["lists"]
+    (folder / "index.json").write_text(json.dumps(values))
+    assert open_index(folder, device="cpu").about.exact
 
 
 def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
