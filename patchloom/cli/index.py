@@ -24,6 +24,10 @@ class IndexOptions:
     prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
+    part: Annotated[
+        str | None, Option("Embed one of several shares of the files, such as 3/8, for --join.", metavar="I/N")
+    ] = None
+    join: Annotated[bool, Option("Join the shares that were made with --part.")] = False
     dry_run: DryRun = False
     reading: Annotated[
         Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "without", "corrections", "val"))

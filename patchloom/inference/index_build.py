@@ -2,10 +2,16 @@
 
 A file with the same size and modification time is not embedded again, so an interrupted build continues where it
 stopped. New classes need no training.
+
+Several machines can share the work: `part="3/8"` embeds the third of eight shares of the files into a folder of its
+own, which depends on nothing but the run and the files, and `join` moves the finished shares into one index.
 """
 
 import os
+import re
+import shutil
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +49,7 @@ from patchloom_runtime.printable import printable
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with that many in less than a second
 OUTDATED = 0.1  # share of files that were added or removed since the lists were written, above which they are renewed
+SHARE_FOLDER = re.compile(r"[1-9]\d*-of-[1-9]\d*")  # made by `part`, e.g. 3-of-8
 # A part is written when it has this many files or is this old, so a killed build loses no more than that.
 PART_FILES, PART_SECONDS = 4096, 60.0
 
@@ -56,6 +63,23 @@ class BuildSummary:
     unchanged: int
     gone: int  # files that were removed from the index because they no longer exist
     unreadable: dict[str, str]  # path → error
+
+
+@dataclass(frozen=True)
+class IndexShare:
+    """One of several shares of the files of an index."""
+
+    number: int  # from 1
+    count: int
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder in the index."""
+        return f"{self.number}-of-{self.count}"
+
+    def holds(self, path: str) -> bool:
+        """Return whether a file is in this share, which depends on its path alone."""
+        return zlib.crc32(os.fsencode(path)) % self.count == self.number - 1
 
 
 @dataclass(frozen=True)
@@ -81,6 +105,8 @@ def index(
     trunk: bool = False,
     reading: Reading = AS_IT_IS,
     level: str | None = None,
+    part: str | None = None,
+    join: bool = False,
     progress: Progress | None = None,
 ) -> BuildSummary:
     """Embed image files and the images of folders into the index `out`, which may already exist.
@@ -90,20 +116,30 @@ def index(
     and approximate (`approximate_search`); `exact` prevents that. `prune` removes files of the given folders that no
     longer exist; files of other folders stay, since their disk may only be unmounted. `trunk` drops the model's
     projector and compares images by its input vectors.
+
+    `part` ('3/8') embeds one of several shares of the files, into the folder `3-of-8` of `out`. `join` moves all such
+    folders into the index, then embeds the files that none of them holds.
     """
     at_least("batch", batch, 1)
     at_least("workers", workers, 0)
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
+    share = _share(part, join=join, prune=prune)
     folder, classifier = Path(out), load(model, device=device)
     collection = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
+    if share is not None:
+        folder /= share.folder
+        collection = replace(collection, files=[file for file in collection.files if share.holds(file.path)])
+        exact = True  # the joined index gets lists, not its shares
     if trunk:
         if classifier.model.config.projector == "none":
             raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
         classifier.model.drop_projector()
     with locked(folder):
         before = _open_or_create(folder, classifier, model, trunk=trunk)
+        if join:
+            before = _join_shares(folder, before, classifier)
         about = _with_levels(before, collection, level_requested=level is not None)
         if about != before:
             write_about(folder, about)
@@ -183,7 +219,8 @@ def _open_or_create(folder: Path, classifier: Classifier, model: str, *, trunk: 
             raise UsageError(f"{folder} was made {was} --trunk; add to it {now}, or build another index")
         check_model(about, classifier, folder, model)
         return about
-    if others := sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")):
+    entries = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    if others := sorted(name for name in entries if not SHARE_FOLDER.fullmatch(name)):
         raise UsageError(f"{folder} contains other files ({others[0]}) and no {FILE}. Pass a new folder with --out.")
     source = os.path.abspath(model) if is_run(model) else model
     dimension = embed_images(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
@@ -191,6 +228,50 @@ def _open_or_create(folder: Path, classifier: Classifier, model: str, *, trunk: 
         source, weights_digest(dict(classifier.model.state_dict())), index_preprocessing(classifier), dimension, trunk
     )
     write_about(folder, about)
+    return about
+
+
+def _share(part: str | None, *, join: bool, prune: bool) -> IndexShare | None:
+    if part is None:
+        return None
+    numbers = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
+    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise UsageError(f"--part is {part!r}, expected the number of a share and of all shares, such as 3/8")
+    if join or prune:
+        raise UsageError("--part is the work of one machine: pass --join or --prune to a later command without it")
+    return IndexShare(int(numbers[1]), int(numbers[2]))
+
+
+def _join_shares(folder: Path, about: IndexMetadata, classifier: Classifier) -> IndexMetadata:
+    """Move the parts of all shares into the index, and remove the folders of the shares.
+
+    A part that the index already has, because a join was interrupted, is not added twice.
+    """
+    shares = sorted(path for path in folder.iterdir() if SHARE_FOLDER.fullmatch(path.name))
+    parts, known = list(about.parts), {(part.vectors_sha256, part.rows_sha256) for part in about.parts}
+    labels = Counter(about.labels)
+    levels = {name: dict(coarse_labels) for name, coarse_labels in about.levels.items()}
+    for share in shares:
+        with locked(share):
+            shared = read_about(share)
+            check_model(shared, classifier, share, shared.model)
+            if shared.trunk != about.trunk:
+                raise UsageError(f"{share} and {folder} differ in --trunk; build the share again")
+            stored = StoredVectors(share, shared)
+            for part in shared.parts:
+                if (part.vectors_sha256, part.rows_sha256) in known:
+                    continue
+                rows = stored.rows_of(part)
+                copied = write_part(folder, len(parts), stored.all_rows(part).numpy(), rows)
+                parts.append(replace(copied, dropped=part.dropped))
+                labels.update(rows[at].label for at in part.valid_rows().tolist() if rows[at].label)
+            for name, coarse_labels in shared.levels.items():
+                _add_level(levels.setdefault(name, {}), coarse_labels, name, str(share))
+            about = replace(about, level=about.level or shared.level)
+    about = replace(about, parts=tuple(parts), labels=dict(sorted(labels.items())), levels=levels)
+    write_about(folder, about)
+    for share in shares:
+        shutil.rmtree(share)
     return about
 
 

@@ -114,6 +114,49 @@ def test_a_build_that_is_killed_goes_on(trained: Path, tmp_path: Path, embedded,
     assert built.index.search(query) == whole.index.search(query)
 
 
+def test_shares_of_several_machines_are_joined(trained: Path, tmp_path: Path, embedded, monkeypatch) -> None:
+    model, data, out = str(trained / "a"), [trained / "data"], tmp_path / "index"
+    whole = index(model, data, out=tmp_path / "whole", device="cpu").index
+    shares = [index(model, data, out=out, device="cpu", part=f"{number}/3").index for number in (3, 1, 2)]
+    assert sum(map(len, shares)) == 60
+    assert all(len(share) > 5 for share in shares)
+    before = {path.name: path.read_bytes() for path in (out / "2-of-3").iterdir() if path.suffix == ".npy"}
+    shutil.rmtree(out / "2-of-3")  # a machine that is lost; its share is made again, equal in every byte
+    index(model, data, out=out, device="cpu", part="2/3")
+    assert {path.name: path.read_bytes() for path in (out / "2-of-3").iterdir() if path.suffix == ".npy"} == before
+    embedded.clear()
+    remove, removed = shutil.rmtree, []
+
+    def interrupted(path: Any) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(indexing.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index(model, data, out=out, device="cpu", join=True)
+    monkeypatch.setattr(indexing.shutil, "rmtree", remove)
+    joined = index(model, data, out=out, device="cpu", join=True)
+    assert embedded == []
+    assert (joined.embedded, joined.unchanged, len(joined.index)) == (0, 60, 60)
+    assert not any(path.is_dir() for path in out.iterdir())
+    assert joined.index.about.labels == whole.about.labels
+    query = [trained / "data" / "red" / "3.png"]
+
+    def ranked(searched: Any) -> list[tuple[float, str]]:
+        return sorted((-hit.score, hit.path) for hit in searched.search(query, top=60)[0].hits)
+
+    assert ranked(joined.index) == ranked(whole)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "a/b", "-1/3"])
+def test_a_share_that_does_not_exist_is_refused(trained: Path, tmp_path: Path, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", part=part)
+    assert not (tmp_path / "index").exists()
+
+
 def test_embedded_files_are_stored_on_interruption(trained: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         assert total == 60
