@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.resample import Grid, Resampled, resample_rows
+from patchloom.layers.resample import Grid, Interpolation, Resampled, resample_rows
 
 
 class PatchProjection(nn.Module):
@@ -79,9 +79,9 @@ class PositionEmbedding(Resampled):
 
     decays = False
 
-    def __init__(self, grid: Grid, dim: int, *, extra: int = 0) -> None:
+    def __init__(self, grid: Grid, dim: int, *, extra: int = 0, interpolation: Interpolation = "bicubic") -> None:
         super().__init__()
-        self.grid, self.extra = grid, extra
+        self.grid, self.extra, self.interpolation = grid, extra, interpolation
         self.weight = nn.Parameter(torch.zeros(1, extra + math.prod(grid), dim))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -89,7 +89,10 @@ class PositionEmbedding(Resampled):
         return tokens + self.weight
 
     def resampled_from(self, other: "PositionEmbedding") -> dict[str, Tensor]:
-        """Resample bicubically, which nearly preserves the norm of the vectors. Extra vectors are copied."""
+        """Resample the grid's vectors and copy the extra ones.
+
+        Bicubic interpolation nearly preserves the norm of the vectors, bilinear does not (thesis 3.4.5).
+        """
         rows = other.weight[0]
-        resized = resample_rows(rows[self.extra :], other.grid, self.grid)
+        resized = resample_rows(rows[self.extra :], other.grid, self.grid, self.interpolation)
         return {"weight": torch.cat([rows[: self.extra], resized])[None]}

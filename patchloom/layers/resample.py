@@ -2,12 +2,12 @@
 
 A bicubic resize (align_corners false, no antialiasing, as the authors resize position embeddings) is linear, so it is
 a matrix R: new positions × old positions. Position embeddings become R·P. A matrix that mixes positions becomes
-R·A·D, where D averages the new grid down to the old one: rows of D sum to 1, so a constant image gives what it gave
-before, and at the same size R = D = identity.
+R·A·D, where D averages the new grid down to the old one: rows of D sum to 1, so constant tokens are mixed into the
+resized output of the old matrix, and at the same size R = D = identity.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from patchloom_runtime.errors import UsageError
 
 Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 class Resampled(nn.Module):
@@ -43,9 +44,11 @@ def _constant(function: Any) -> Any:
 # Cached, because training with small views resamples at every step. The cache is a separate function, since
 # torch.compile does not trace through one.
 @_constant
-def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
+def upsampler(
+    old: Grid, new: Grid, device: torch.device | None = None, interpolation: Interpolation = "bicubic"
+) -> Tensor:
     """Return R: (positions of `new`, positions of `old`), row-major, float64."""
-    return _upsampler(old, new, device)
+    return _upsampler(old, new, device, interpolation)
 
 
 @_constant
@@ -55,11 +58,11 @@ def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Ten
 
 
 @lru_cache(maxsize=64)
-def _upsampler(old: Grid, new: Grid, device: torch.device | None) -> Tensor:
+def _upsampler(old: Grid, new: Grid, device: torch.device | None, interpolation: Interpolation = "bicubic") -> Tensor:
     with torch.inference_mode(False):
         matrix = torch.ones(1, 1, dtype=torch.float64)
         for old_length, new_length in zip(old, new, strict=True):
-            matrix = torch.kron(matrix, _along_one_axis(old_length, new_length))
+            matrix = torch.kron(matrix, _along_one_axis(old_length, new_length, interpolation))
         return matrix.to(device)
 
 
@@ -70,11 +73,11 @@ def _downsampler(old: Grid, new: Grid, device: torch.device | None) -> Tensor:
         return adjoint / adjoint.sum(dim=1, keepdim=True)
 
 
-def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
+def resample_rows(weight: Tensor, old: Grid, new: Grid, interpolation: Interpolation = "bicubic") -> Tensor:
     """Return R·weight, for a weight with one row per position: (old, ...) → (new, ...)."""
     if old == new:
         return weight.clone()
-    flat = upsampler(old, new, weight.device) @ weight.double().reshape(weight.shape[0], -1)
+    flat = upsampler(old, new, weight.device, interpolation) @ weight.double().reshape(weight.shape[0], -1)
     return flat.view(-1, *weight.shape[1:]).to(weight.dtype)
 
 
@@ -85,10 +88,10 @@ def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
     return (weight.double() @ downsampler(old, new, weight.device)).to(weight.dtype)
 
 
-def _along_one_axis(old: int, new: int) -> Tensor:
+def _along_one_axis(old: int, new: int, interpolation: Interpolation) -> Tensor:
     if old == new:
         return torch.eye(old, dtype=torch.float64)
     # One image per old position, constant along the second axis: the resized images are the columns of R.
     images = torch.eye(old, dtype=torch.float64).view(old, 1, old, 1)
-    resized = F.interpolate(images, size=(new, 1), mode="bicubic", align_corners=False)
+    resized = F.interpolate(images, size=(new, 1), mode=interpolation, align_corners=False)
     return resized.view(old, new).T.contiguous()  # torch.kron does not accept mixed layouts

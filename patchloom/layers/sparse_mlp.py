@@ -31,9 +31,10 @@ class SparseMLP(nn.Module):
         fusion: Fusion = "concat",
         sequential: bool = False,
         identity: bool = True,
+        columns_first: bool = False,
     ) -> None:
         super().__init__()
-        self.sequential, self.identity = sequential, identity
+        self.sequential, self.identity, self.columns_first = sequential, identity, columns_first
         height, width = grid
         self.along_width = TokenLinear((width,))
         self.along_height = TokenLinear((height,))
@@ -44,12 +45,20 @@ class SparseMLP(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, H, W, C) → (B, H, W, C)."""
-        b, h, w, c = maps.shape
-        rows = self.along_width(maps.reshape(b * h, w, c)).view(b, h, w, c)
-        column_input = rows if self.sequential else maps
-        columns = self.along_height(column_input.reshape(b, h, w * c)).view(b, h, w, c)
-        branches = [columns] if self.sequential else [rows, columns]
+        if self.sequential:
+            first, second = (self._columns, self._rows) if self.columns_first else (self._rows, self._columns)
+            branches = [second(first(maps))]
+        else:
+            branches = [self._rows(maps), self._columns(maps)]
         return self._fuse([maps, *branches] if self.identity else branches)
+
+    def _rows(self, maps: Tensor) -> Tensor:
+        b, h, w, c = maps.shape
+        return self.along_width(maps.reshape(b * h, w, c)).view(b, h, w, c)
+
+    def _columns(self, maps: Tensor) -> Tensor:
+        b, h, w, c = maps.shape
+        return self.along_height(maps.reshape(b, h, w * c)).view(b, h, w, c)
 
     def joins(self, maps: Tensor) -> bool:
         """Return whether `added_to` has a kernel for these maps."""

@@ -4,9 +4,10 @@ Letters: B images, N patches, T class tokens, C channels (48 per head). LayerSca
 trainable; the self-attention has talking heads. (Touvron et al. 2021; thesis 3.5–3.7.)
 Paper and code: table 3.16 gives ε = 1e-6 for XXS-36, but the published weights were trained with 1e-5, as here. The
 class token is among the keys (h×1×(p+1) weights; eq. 3.11 says p); `class_in_keys=False` removes it. ReZero, Fixup and
-T-Fixup keep LayerNorm and warm-up, as in the thesis. With `insert_class_at=k`, the class token joins the patches before
-block k and takes part in self-attention from there (table 3.13). `communication` and `class_communication` replace
-attention by MLPs step by step, the path from CaiT to ResMLP (ResMLP, arXiv appendix A).
+T-Fixup keep LayerNorm, as in the thesis; `norm_place="none"` gives their original form (figure 3.4b). With
+`insert_class_at=k`, the class token joins the patches before block k and takes part in self-attention from there
+(table 3.13). `communication` and `class_communication` replace attention by MLPs step by step, the path from CaiT to
+ResMLP (ResMLP, arXiv appendix A).
 """
 
 import dataclasses
@@ -21,10 +22,13 @@ from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
+from patchloom.layers.resample import Interpolation
 from patchloom.layers.residual import (
     Block,
+    Branch,
     ClassBlock,
     ClassResidual,
+    PostNormResidual,
     Residual,
     ResidualWeight,
     make_scale,
@@ -50,6 +54,8 @@ class CaiTConfig(DistilledConfig):
     residual: ResidualWeight = "layerscale"
     scale_init: float = 1e-5  # ε; 0 to start from zero
     scale_uniform: bool = False  # LayerScale from U[0, 2ε]
+    # of the blocks: before the mixer, after the sum, or no norm (thesis 3.5.1); class blocks have one before the mixer
+    norm_place: Literal["pre", "post", "none"] = "pre"
     talking_heads: bool = True
     class_in_keys: bool = True
     class_scale: bool = True  # False: no scale in the class blocks (3.6.3)
@@ -60,6 +66,7 @@ class CaiTConfig(DistilledConfig):
     ] = ()  # blocks that use an MLP instead of attention, or attention instead of MLP or linear
     communication_expansion: float = 4.0  # of the MLPs
     class_communication: Literal["attention", "mlp"] = "attention"  # in the class blocks; mlp: ResMLP's class-MLP
+    position_interpolation: Interpolation = "bicubic"  # of the position embeddings, at another size (thesis 3.4.5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,20 +105,21 @@ class CaiT(DistilledNetwork):
         c = config
         self.grid = c.grid(c.patch_size)
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
-        self.position = PositionEmbedding(self.grid, c.dim)
+        self.position = PositionEmbedding(self.grid, c.dim, interpolation=c.position_interpolation)
         self.class_token = LearnedTokens(self.class_token_count, c.dim)
+        kind = PostNormResidual if c.norm_place == "post" else Residual
         self.blocks = nn.ModuleList(
             Block(
-                tokens=self._branch(Residual, self._communication(by_position), drop=drop),
-                channels=self._branch(Residual, self._mlp(), drop=drop),
+                tokens=self._branch(kind, self._communication(by_position), drop=drop),
+                channels=self._branch(kind, self._mlp(), drop=drop),
             )
             for by_position, drop in zip(c.mixed_by_position, c.drop_rates(c.depth), strict=True)
         )
         weight = c.residual if c.class_scale else "none"
         self.class_blocks = nn.ModuleList(
             ClassBlock(
-                attend=self._branch(ClassResidual, self._class_communication(), weight),
-                channels=self._branch(Residual, self._mlp(), weight),
+                attend=self._branch(ClassResidual, self._class_communication(), weight, norm=True),
+                channels=self._branch(Residual, self._mlp(), weight, norm=True),
             )
             for _ in range(c.class_depth)
         )
@@ -130,14 +138,17 @@ class CaiT(DistilledNetwork):
 
     def _branch(
         self,
-        kind: type[Residual] | type[ClassResidual],
+        kind: type[Branch],
         mix: nn.Module,
         weight: ResidualWeight | None = None,
         drop: float = 0.0,
+        *,
+        norm: bool = False,
     ) -> Any:
         c = self.config
         scale = make_scale(weight or c.residual, c.dim, c.scale_init, uniform=c.scale_uniform)
-        return kind(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
+        has_norm = norm or c.norm_place != "none"
+        return kind(LayerNorm(c.dim, eps=1e-6) if has_norm else nn.Identity(), mix, scale, drop)
 
     def _communication(self, by_position: bool) -> nn.Module:
         c = self.config

@@ -36,6 +36,7 @@ class SMLPNetConfig(NetworkConfig):
     instead_of_global: Literal["conv", "nothing"] = "conv"  # in the other stages (tables 2 and 1)
     fusion: Fusion = "concat"
     sequential: bool = False
+    columns_first: bool = False  # sequential: columns, then rows (table 4 has both orders)
     identity: bool = True
     token_mlp: tuple[int, ...] = ()  # stages with a dense token MLP instead (table 5)
     drop_path_rule: Literal["uniform", "linear"] = "linear"
@@ -44,6 +45,8 @@ class SMLPNetConfig(NetworkConfig):
         super().__post_init__()
         if not self.depths or min(self.depths) < 1:
             raise UsageError(f"depths is {self.depths}, expected one number of blocks per stage")
+        if self.columns_first and not self.sequential:
+            raise UsageError("columns_first sets the order of sequential mixing: add sequential=true")
         if not self.local and not self.mixes_globally(range(1, len(self.depths) + 1)):
             raise UsageError("local=False needs a sparse or token MLP in every stage: nothing else would mix tokens")
 
@@ -83,7 +86,16 @@ class SMLPNet(Network):
         if stage in c.token_mlp:
             mixes.append(MapMLP(grid, grid[0] * grid[1]))
         elif stage in c.global_stages:
-            mixes.append(SparseMLP(dim, grid, fusion=c.fusion, sequential=c.sequential, identity=c.identity))
+            mixes.append(
+                SparseMLP(
+                    dim,
+                    grid,
+                    fusion=c.fusion,
+                    sequential=c.sequential,
+                    identity=c.identity,
+                    columns_first=c.columns_first,
+                )
+            )
         elif c.instead_of_global == "conv":
             mixes.append(Conv3x3(dim, depthwise=True, bias=False))
         units = NormActMixes(*(NormActMix(dim, mix) for mix in mixes))

@@ -18,7 +18,8 @@ from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
-from patchloom.layers.residual import Block, Parallel, Residual, make_scale
+from patchloom.layers.resample import Interpolation
+from patchloom.layers.residual import Block, Branch, Parallel, PostNormResidual, Residual, make_scale
 from patchloom.models.dense.pyramid import BlockOutputs, Level, Taps
 from patchloom.models.distilled import DistilledConfig, DistilledNetwork
 from patchloom_runtime.errors import UsageError
@@ -35,15 +36,19 @@ class ViTConfig(DistilledConfig):
     mlp_ratio: float = 4.0
     pool: Literal["class", "average"] = "class"
     parallel: int = 1  # parallel attentions, then parallel MLPs, per block
+    norm_place: Literal["pre", "post"] = "pre"  # before the mixer, or after the sum (thesis figure 3.4)
     layer_scale: bool = False
     scale_init: float = 1e-4
     dropout: float = 0.0  # after positions, attention and both MLP layers (original ViT)
     class_position: bool = True  # class tokens have position embeddings (DeiT), or not (DeiT III)
+    position_interpolation: Interpolation = "bicubic"  # of the position embeddings, at another size (thesis 3.4.5)
     drop_path_rule: Literal["uniform", "linear"] = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_heads(self.dim, self.heads)
+        if self.norm_place == "post" and self.parallel > 1:
+            raise UsageError("norm_place post needs parallel=1: parallel branches share one sum")
         if self.distilled and self.pool == "average":
             raise UsageError("a distilled network reads its class and distillation tokens: use pool='class'")
 
@@ -69,7 +74,9 @@ class ViT(DistilledNetwork):
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
         extra = 0 if c.pool == "average" else self.class_token_count
         self.class_tokens = LearnedTokens(extra, c.dim) if extra else None
-        self.position = PositionEmbedding(self.grid, c.dim, extra=extra if c.class_position else 0)
+        self.position = PositionEmbedding(
+            self.grid, c.dim, extra=extra if c.class_position else 0, interpolation=c.position_interpolation
+        )
         self.blocks = nn.ModuleList(self._block(drop) for drop in c.drop_rates(c.depth))
         self.norm = LayerNorm(c.dim, eps=1e-6)
         for name, inputs in self.classifiers().items():
@@ -80,9 +87,10 @@ class ViT(DistilledNetwork):
     def _block(self, drop: float) -> Block:
         c = self.config
 
-        def branch(mix: nn.Module) -> Residual:
+        def branch(mix: nn.Module) -> Branch:
             scale = make_scale("layerscale" if c.layer_scale else "none", c.dim, c.scale_init)
-            return Residual(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
+            kind = Residual if c.norm_place == "pre" else PostNormResidual
+            return kind(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
 
         def in_parallel(make: Any) -> nn.Module:
             branches = [branch(make()) for _ in range(c.parallel)]

@@ -137,10 +137,10 @@ def _read_options(key: str, value: Any) -> Options:
 
 def _plain_value(key: str, value: Any) -> OptionValue:
     """Parse an option, which has no declared type: text that looks like a number, a switch or none becomes one."""
-    if isinstance(value, str) and value.strip() in ("[]", "()"):
-        return ()
-    if isinstance(value, str) and "," in value:
-        value = _strip_brackets(value).split(",")
+    if isinstance(value, str) and (inner := _strip_brackets(value)) != value.strip():
+        value = inner.split(",") if inner else ()
+    elif isinstance(value, str) and "," in value:
+        value = value.split(",")
     if isinstance(value, list | tuple):
         return tuple(_plain_scalar(key, v) for v in value)
     return _plain_scalar(key, value)

@@ -331,6 +331,11 @@ OPTIONS = [
         ("smlpnet_t", {"fusion": f, "identity": i, "sequential": s})
         for f in ("concat", "sum", "weighted") for i in (True, False) for s in (True, False)
     ],
+    ("smlpnet_t", {"sequential": True, "columns_first": True}),
+    ("deit_s", {"norm_place": "post"}),
+    ("deit_s", {"position_interpolation": "bilinear"}),
+    *[("cait_xxs24", {"norm_place": p}) for p in ("post", "none")],
+    *[("cait_xxs24", {"norm_place": "none", "residual": r}) for r in ("fixup", "tfixup", "scalar")],
     *[("deit_s_distilled", {"fusion": f}) for f in ("softmax", "class", "distillation")],
     ("deit_s", {"pool": "average"}),
     ("deit_s", {"dropout": 0.1}),
@@ -414,8 +419,9 @@ def test_attention_is_replaced_one_block_at_a_time_and_the_other_way_round() -> 
     assert not without.has_class_attention
 
 
-def test_post_norm_stands_after_the_sum() -> None:
-    network = small("resmlp_s12", norm="layer", norm_place="post", depth=1)
+@pytest.mark.parametrize(("name", "norm"), [("resmlp_s12", {"norm": "layer"}), ("deit_s", {}), ("cait_xxs24", {})])
+def test_post_norm_stands_after_the_sum(name, norm) -> None:
+    network = small(name, norm_place="post", depth=1, **({"layer_scale": True} if name == "deit_s" else norm))
     branch, x = network.blocks[0].channels, torch.randn(2, 16, 16)
     torch.testing.assert_close(branch(x), branch.norm(x + branch.scale * branch.mix(x)))
 

@@ -175,10 +175,34 @@ def test_resampling_at_the_same_size_is_the_identity() -> None:
     assert torch.equal(other.bias, layer.bias)
 
 
-def test_resampling_is_torchs_bicubic() -> None:
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+def test_resampling_is_torchs(mode) -> None:
     grid = torch.randn(5, 12, dtype=torch.float64)  # five maps of 3×4
-    expected = torch.nn.functional.interpolate(grid.view(5, 1, 3, 4), size=(6, 5), mode="bicubic").view(5, 30)
-    torch.testing.assert_close(resample_rows(grid.T, (3, 4), (6, 5)), expected.T)
+    expected = torch.nn.functional.interpolate(grid.view(5, 1, 3, 4), size=(6, 5), mode=mode).view(5, 30)
+    torch.testing.assert_close(resample_rows(grid.T, (3, 4), (6, 5), mode), expected.T)
+
+
+def test_bilinear_positions_lose_their_norm() -> None:
+    """Thesis 3.4.5: the reason to resample bicubically."""
+
+    def norm(interpolation) -> float:
+        trained = small("deit_s", position_interpolation=interpolation)
+        with torch.no_grad():
+            torch.nn.init.normal_(trained.position.weight, generator=torch.Generator().manual_seed(0))
+        side = trained.config.image_size[0] * 2
+        return trained.at_resolution((side, side)).position.weight.detach().norm(dim=-1).mean().item()
+
+    assert norm("bilinear") < 0.9 * norm("bicubic")
+
+
+def test_sequential_mixing_in_either_order() -> None:
+    rows_first = SparseMLP(2, (3, 4), sequential=True, identity=False, fusion="sum")
+    columns_first = SparseMLP(2, (3, 4), sequential=True, identity=False, fusion="sum", columns_first=True)
+    columns_first.load_state_dict(rows_first.state_dict())
+    maps = torch.randn(1, 3, 4, 2)
+    along_columns = columns_first.along_height(maps.reshape(1, 3, 8)).view(3, 4, 2)
+    torch.testing.assert_close(columns_first(maps)[0], columns_first.along_width(along_columns))
+    assert not torch.allclose(columns_first(maps), rows_first(maps))
 
 
 def test_resampled_mixing_keeps_what_a_constant_image_gives() -> None:

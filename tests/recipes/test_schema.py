@@ -114,6 +114,8 @@ def test_unknown_recipe():
         ("model.options.depths", "[2, 8, 14, 2]", (2, 8, 14, 2)),
         ("model.options.depths", "(2,8,14,2)", (2, 8, 14, 2)),
         ("model.options.global_stages", "[]", ()),
+        ("model.options.global_stages", "[4]", (4,)),
+        ("model.options.exchanged", "(0)", (0,)),
         ("model.options.identity", "false", False),
         ("optim.batch_size", 64, 64),
         ("optim.betas", [0.8, 0.9], (0.8, 0.9)),
