@@ -18,8 +18,7 @@ from patchloom.data.annotations.image_labels import of_labels
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source
 from patchloom.evaluation.multilabel import MultilabelReport
-from patchloom.tasks.multilabel.data import open_labels
-from patchloom.tasks.multilabel.evaluation import evaluate_on
+from patchloom.tasks.multilabel.evaluation import LABELS
 from patchloom.tasks.multilabel.run_files import read_val_labels
 
 METHODS = ("multilabel", "asymmetric")
@@ -54,8 +53,8 @@ def main() -> None:
     chosen = max(runs, key=lambda method: runs[method].mean_ap)
     folder = options.out / chosen
     model = patchloom.load(folder, device="cpu")
-    test = open_labels(options.data, model.labels, split="test", folder=folder, reading=Reading(val="held-out"))
-    report = evaluate_on(model, test)[0].report
+    test = LABELS.open(options.data, model.labels, split="test", folder=folder, reading=Reading(val="held-out"))
+    report = LABELS.evaluate_on(model, test)[0].report
 
     train = of_labels(find_source(options.data, reading=Reading(val="held-out"))).train.targets
     assert train is not None

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
-from patchloom.evaluation.classification import in_eval_mode
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch
 from patchloom.evaluation.intervals import bootstrap_weights, central
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom.evaluation.target_vectors import predict_vectors
 
 UNDECIDED = 0.5  # threshold before one is chosen
 RARE = 5  # images to which a label must apply on val to get a threshold of its own
@@ -250,42 +249,14 @@ def evaluate(
     thresholds: Thresholds | None = None,
     temperature: float = 1.0,
 ) -> MultilabelReport:
-    """Score the labels of all images, in eval mode and under the caller's autocast, at a temperature.
-
-    Each image counts once, and images without a known label do not count. `gather` concatenates the rows of all
-    processes; rows of −1 that pad them to equal length are ignored.
-    """
-    device = next(model.parameters()).device
-    index: list[Tensor] = []
-    rows: list[Tensor] = []
-    with in_eval_mode(model), torch.no_grad():
-        for batch in batches:
-            batch = batch.to(device, non_blocking=True)
-            logits = model(normalize(batch.images, pixel_mean, pixel_std)).float()
-            if batch.targets is None or logits.shape[1] != len(classes):
-                raise UsageError(
-                    f"The network has {logits.shape[1]} labels, the data {len(classes)}. "
-                    "Evaluate it on the labels it was trained on."
-                )
-            index.append(batch.index)
-            rows.append(torch.stack([batch.targets, logits], dim=2))
-    if not index:
-        raise DataError("There are no images to evaluate: the dataset or its split is empty.")
-    join = gather or (lambda rows: rows)
-    report = _report(join(torch.cat(index)).cpu().numpy(), join(torch.cat(rows)).cpu().numpy(), classes, thresholds)
-    return report.at_temperature(temperature)
-
-
-def _report(
-    index: np.ndarray, rows: np.ndarray, classes: Sequence[str], thresholds: Thresholds | None
-) -> MultilabelReport:
-    counted = (index >= 0) & ~np.isnan(rows[:, :, 0]).all(axis=1)
-    places, first = np.unique(index[counted], return_index=True)
-    if not len(places):
-        raise DataError("None of the images has a known label, so nothing can be evaluated.")
-    targets, logits = np.ascontiguousarray(rows[counted][first].transpose(2, 0, 1))
+    """Score the labels of all images at a temperature; see `predict_vectors`."""
+    index, targets, logits = predict_vectors(
+        model, batches, len(classes), "label", pixel_mean=pixel_mean, pixel_std=pixel_std, gather=gather
+    )
     undecided = thresholds or Thresholds.undecided(len(classes))
-    return MultilabelReport(tuple(classes), places, targets, logits, undecided, logits=logits)
+    return MultilabelReport(tuple(classes), index, targets, logits, undecided, logits=logits).at_temperature(
+        temperature
+    )
 
 
 def _mean(values: np.ndarray) -> float:

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
-from patchloom.evaluation.classification import in_eval_mode
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch
 from patchloom.evaluation.intervals import bootstrap_weights, central
+from patchloom.evaluation.target_vectors import predict_vectors
 from patchloom_runtime.artifacts.regression import NumberScale
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError
 
 ROUNDS = 200  # of the bootstrap
 
@@ -140,38 +139,11 @@ def evaluate(
     pixel_std: tuple[float, ...] = IMAGENET_STD,
     gather: Callable[[Tensor], Tensor] | None = None,
 ) -> RegressionReport:
-    """Predict the numbers of all images, in eval mode and under the caller's autocast.
-
-    Each image counts once, and images without a known number do not count. `gather` concatenates the rows of all
-    processes; rows of −1 that pad them to equal length are ignored.
-    """
-    device = next(model.parameters()).device
-    index: list[Tensor] = []
-    rows: list[Tensor] = []
-    with in_eval_mode(model), torch.no_grad():
-        for batch in batches:
-            batch = batch.to(device, non_blocking=True)
-            outputs = model(normalize(batch.images, pixel_mean, pixel_std)).float()
-            if batch.targets is None or outputs.shape[1] != len(scale.names):
-                raise UsageError(
-                    f"The network predicts {outputs.shape[1]} numbers, expected {len(scale.names)}. "
-                    "Evaluate it on the numbers it was trained on."
-                )
-            index.append(batch.index)
-            rows.append(torch.stack([batch.targets.float(), outputs], dim=2))
-    if not index:
-        raise DataError("There are no images to evaluate: the dataset or its split is empty.")
-    join = gather or (lambda rows: rows)
-    return _report(join(torch.cat(index)).cpu().numpy(), join(torch.cat(rows)).cpu().numpy(), scale)
-
-
-def _report(index: np.ndarray, rows: np.ndarray, scale: NumberScale) -> RegressionReport:
-    counted = (index >= 0) & ~np.isnan(rows[:, :, 0]).all(axis=1)
-    places, first = np.unique(index[counted], return_index=True)
-    if not len(places):
-        raise DataError("None of the images has a known number, so nothing can be evaluated.")
-    targets, outputs = rows[counted][first].astype(np.float64).transpose(2, 0, 1)
-    return RegressionReport(scale, places, targets, scale.numbers(outputs))
+    """Predict the numbers of all images; see `predict_vectors`."""
+    index, targets, outputs = predict_vectors(
+        model, batches, len(scale.names), "number", pixel_mean=pixel_mean, pixel_std=pixel_std, gather=gather
+    )
+    return RegressionReport(scale, index, targets.astype(np.float64), scale.numbers(outputs.astype(np.float64)))
 
 
 def scale_of(names: Sequence[str], values: np.ndarray, most_grades: int) -> NumberScale:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.runs.files import read_columns, write_columns
 from patchloom_runtime.errors import CheckpointError, UsageError
+
+R = TypeVar("R")
 
 FILE = "predictions.safetensors"
 FORMAT = 2  # format 1 also had the values of k for top-k
@@ -29,11 +31,23 @@ _FLOATS = ("confidence", "losses")
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
+class ValReport(Generic[R]):
     """A report and the fingerprint of its images."""
 
-    report: ClassificationReport
+    report: R
     fingerprint: str
+
+
+Predictions = ValReport[ClassificationReport]
+
+
+def require_val_file(folder: Path, file: str, content: str) -> None:
+    """Raise UsageError if a run has no such file with its val predictions."""
+    if not os.path.lexists(folder / file):
+        raise UsageError(
+            f"{folder} has no {content} ({file}): its training did not finish, or an earlier version trained it. "
+            "Pass the data as well: patchloom evaluate RUN… DATA"
+        )
 
 
 def fingerprint(images: ImageSet) -> str:
@@ -70,12 +84,7 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
 
     If `classes`, the number of classes of the run, is given, the file must have as many.
     """
-    path = folder / FILE
-    if not os.path.lexists(path):
-        raise UsageError(
-            f"{folder} has no {FILE}: its training did not finish, or an earlier version trained it. "
-            "Pass the data as well: patchloom evaluate RUN… DATA"
-        )
+    require_val_file(folder, FILE, "val predictions")
 
     def make(columns: dict[str, np.ndarray], about: Any) -> Predictions:
         if classes not in (None, len(about["classes"])):

@@ -1,27 +1,20 @@
 """`patchloom evaluate` and `compare` of multi-label runs: on data or by their val scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from patchloom.data.annotations.image_labels import of_labels
-from patchloom.data.batches.decoded_dataset import make_evaluation_loader
-from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.multilabel import MultilabelReport, Thresholds, evaluate
-from patchloom.runs.predictions import fingerprint
-from patchloom.tasks.images.data import open_targets
+from patchloom.tasks.images.target_vectors import TargetVectors, p_value
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
-from patchloom.tasks.multilabel.run_files import ValLabels, read_val_labels
+from patchloom.tasks.multilabel.run_files import read_val_labels
 from patchloom.tasks.task import ModelLoader, Scores
-from patchloom_runtime.artifacts.artifact import is_artifact
-from patchloom_runtime.errors import UsageError
 
-BATCH = 64
 LISTED_LABELS = 40  # whose AP is printed
 
 
@@ -42,87 +35,32 @@ class MultilabelComparison:
         return f"{self.first} − {self.second}: {points}, p {self.p:.3f}"
 
 
-def open_labels(
-    data: str, labels: Sequence[str], *, split: str | None, folder: Path | None, reading: Reading = AS_IT_IS
-) -> LabeledImages:
-    """Open the images of a split with their labels, matched by name with those of a model (`open_targets`)."""
-    return open_targets(data, labels, of_labels, split=split, folder=folder, reading=reading)
+def _evaluate(model: MultilabelClassifier, batches: Iterable[ImageBatch], **pixels: Any) -> MultilabelReport:
+    """Evaluate a model with its own temperature and thresholds."""
+    thresholds = Thresholds(model.thresholds, np.ones(len(model.labels), bool), float(np.median(model.thresholds)))
+    temperature = model.classifier.calibration.rules.temperature
+    return evaluate(
+        model.model, batches, classes=model.labels, temperature=temperature, thresholds=thresholds, **pixels
+    )
 
 
-def evaluate_runs(
-    loader: ModelLoader,
-    runs: Mapping[str, Path],
-    data: str | None,
-    *,
-    split: str | None = None,
-    device: str = "auto",
-    reading: Reading = AS_IT_IS,
-) -> Scores:
-    """Evaluate runs, one row per run, and compare those with the same images."""
-    results: dict[str, ValLabels] = {}
-    notes: list[str] = []
-    for name, folder in runs.items():
-        if data is None:
-            if split or is_artifact(folder):
-                what = "--split needs images" if split else f"{folder} is an artifact and keeps no val scores"
-                raise UsageError(f"{what}: patchloom evaluate {folder} DATA{' --split ' + split if split else ''}")
-            results[name] = read_val_labels(folder)
-            continue
-        is_run = not is_artifact(folder)
-        model = loader.load(folder, device=device) if is_run else loader.open_artifact(folder)
-        images = open_labels(data, model.labels, split=split, folder=folder if is_run else None, reading=reading)
-        results[name], broken = evaluate_on(model, images)
-        notes += [*images.notes, *broken]
-    compared = [
-        compare(one, results[one].report, other, results[other].report)
-        for one, other in combinations(results, 2)
-        if results[one].fingerprint == results[other].fingerprint
-        and results[one].report.classes == results[other].report.classes
-    ]
-    if len(results) > 1 and not compared:
-        notes.append("the runs have different images or labels, so they are not compared")
-    reports = {name: result.report for name, result in results.items()}
+LABELS = TargetVectors("labels", "val scores", of_labels, _evaluate, read_val_labels, lambda report: report.classes)
+
+
+def evaluate_runs(loader: ModelLoader, runs: Mapping[str, Path], data: str | None, **options: Any) -> Scores:
+    """Evaluate runs, one row per run, and compare those with the same images; see `TargetVectors.evaluate_runs`."""
+    reports, pairs, notes = LABELS.evaluate_runs(loader, runs, data, **options)
     for name, report in reports.items():
         if report.left_out:
             listed = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
             notes.append(f"{name}: {len(report.left_out)} labels apply to no image and are left out: {listed}")
-    return _scores(reports, compared, list(dict.fromkeys(notes)))
-
-
-def evaluate_on(model: MultilabelClassifier, images: LabeledImages) -> tuple[ValLabels, list[str]]:
-    """Evaluate a model on images with its labels; return notes on images that cannot be read."""
-    own = model.preprocessing
-    loader = make_evaluation_loader(
-        images,
-        own.image_size,
-        own.crop_ratio,
-        own.interpolation,
-        own.resize,
-        batch_size=BATCH,
-        device=model.device,
-        workers=0,
-    )
-    labels = len(model.labels)
-    report = evaluate(
-        model.model,
-        loader.epoch(0),
-        classes=model.labels,
-        pixel_mean=own.mean,
-        pixel_std=own.std,
-        temperature=model.classifier.calibration.rules.temperature,
-        thresholds=Thresholds(model.thresholds, np.ones(labels, bool), float(np.median(model.thresholds))),
-    )
-    broken = loader.broken
-    notes = [f"{len(broken)} images cannot be read and do not count: {next(iter(broken.values()))}"] if broken else []
-    return ValLabels(report, fingerprint(images)), notes
+    return _scores(reports, [compare(one, reports[one], other, reports[other]) for one, other in pairs], notes)
 
 
 def compare(first: str, a: MultilabelReport, second: str, b: MultilabelReport) -> MultilabelComparison:
     """Compare two reports on the same images by a bootstrap over these."""
-    differences = a.resampled_map - b.resampled_map
-    share = min(float((differences <= 0).mean()), float((differences >= 0).mean()))
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return MultilabelComparison(first, second, a.mean_ap - b.mean_ap, (float(low), float(high)), min(1.0, 2 * share))
+    interval, p = p_value(a.resampled_map - b.resampled_map)
+    return MultilabelComparison(first, second, a.mean_ap - b.mean_ap, interval, p)
 
 
 def _scores(

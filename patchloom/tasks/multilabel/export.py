@@ -10,7 +10,7 @@ from patchloom.exporters.graph import LOGITS
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, spread
 from patchloom.tasks.classification.export import ClassifierSubject
-from patchloom.tasks.multilabel.evaluation import open_labels
+from patchloom.tasks.multilabel.evaluation import LABELS
 from patchloom.tasks.multilabel.run_files import read_thresholds
 
 
@@ -39,7 +39,7 @@ class MultilabelSubject(ClassifierSubject):
         return None if np.isnan(report.mean_ap) else report.mean_ap
 
     def _open(self, split: str | None) -> tuple[ImageSet, tuple[str, ...]]:
-        images = open_labels(self._data, self.labels, split=split, folder=self.classifier.folder)
+        images = LABELS.open(self._data, self.labels, split=split, folder=self.classifier.folder)
         return images, tuple(images.notes)
 
     def _pixels(self, images: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,27 +2,21 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.multilabel import RARE, LabelMistake, MultilabelReport
-from patchloom.models.network import Network
 from patchloom.objectives.multilabel import CHARTS
-from patchloom.report.pictures.look import ImageLook, looks, network_inputs
-from patchloom.report.pictures.sheets import displayed
+from patchloom.report.pictures.look import ImageLook
 from patchloom.report.run_report import training, validation
-from patchloom.report.sections import gallery_section, reliability_section, table_section
+from patchloom.report.sections import reliability_section, table_section
 from patchloom.runs.calibration import read_calibration
-from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.images.look_page import (
     COUNT,
     LookPage,
@@ -32,34 +26,20 @@ from patchloom.tasks.images.look_page import (
     readable,
     write_look_page,
 )
+from patchloom.tasks.images.target_vectors import inputs_with_maps, worst_gallery
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
-from patchloom.tasks.multilabel.evaluation import evaluate_on, open_labels
-from patchloom.tasks.multilabel.run_files import ValLabels, read_val_labels
+from patchloom.tasks.multilabel.evaluation import LABELS
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import ModelLoader, TaskPage
-from patchloom_runtime.artifacts.artifact import is_artifact
-from patchloom_runtime.errors import DataError, UsageError, at_least, attempted
+from patchloom_runtime.errors import UsageError, at_least, attempted
 from patchloom_runtime.printable import plural
 
 MISTAKES = 24
-SIDE = 168  # pixels of an image in the gallery
 
 
 def multilabel_page(loader: ModelLoader, folder: Path, settings: ReportSettings) -> TaskPage:
     """Return the report of a run on val, or on the split in the settings."""
-    notes: list[str] = []
-    place = data_path(folder, attempted(lambda: read_run_metadata(folder), notes), settings.data)
-    images: ImageSet | None = None
-    val: ValLabels | None
-    if settings.split is not None:
-        model = loader.load(folder, device="cpu")
-        opened = open_labels(place, model.labels, split=settings.split, folder=folder, reading=settings.reading)
-        val, broken = evaluate_on(model, opened)
-        images, notes = opened, [*notes, *opened.notes, *broken]
-    else:
-        val = attempted(lambda: read_val_labels(folder), notes)
-        images = attempted(partial(_val_images, folder, settings, place, val), notes) if val else None
-    report = val.report if val else None
+    report, images, notes = LABELS.reported(loader, folder, settings)
     split = settings.split or "val"
     if report is not None and report.left_out:
         listed = ", ".join(report.left_out[:8]) + (" …" if len(report.left_out) > 8 else "")
@@ -86,18 +66,6 @@ def _reliability(folder: Path, notes: list[str]) -> list[Markup]:
         return []
     note = f"Every label of every val image. Logits are divided by {calibration.rules.temperature:.3g}, fitted on val."
     return [reliability_section(calibration.before, calibration.after, [note])]
-
-
-def _val_images(folder: Path, settings: ReportSettings, place: str, val: ValLabels) -> ImageSet:
-    """Return the images of the val scores; raise DataError if the data have changed."""
-    plan: Any = settings.plan
-    if plan is not None:
-        images: ImageSet = plan.splits.val
-        return images
-    images = open_labels(place, val.report.classes, split="val", folder=folder, reading=settings.reading)
-    if fingerprint(images) != val.fingerprint:
-        raise DataError(f"images are not shown: those of {place} are not the ones the run was validated on")
-    return images
 
 
 def _numbers(report: MultilabelReport, split: str) -> list[tuple[str, str, str]]:
@@ -135,19 +103,9 @@ def _label_table(report: MultilabelReport) -> Markup:
 
 
 def _mistakes(report: MultilabelReport, images: ImageSet | None) -> list[Markup]:
-    """Return a gallery of the images with the most surprising missing and spurious labels."""
-    if images is None:
-        return []
-    pictures, captions = [], []
-    for mistake in report.worst(MISTAKES):
-        try:
-            picture = images.read(mistake.index)
-        except DataError:
-            continue
-        pictures.append(displayed(picture, SIDE))
-        captions.append(f"{Path(images.key(mistake.index)).name}: {_in_words(mistake)}")
     text = "Labels that apply and were not predicted (missing) and the reverse (spurious), with their scores."
-    return [gallery_section("mistakes", "Worst mistakes", text, [(pictures, captions)])] if pictures else []
+    worst = [(mistake.index, _in_words(mistake)) for mistake in report.worst(MISTAKES)] if images is not None else []
+    return worst_gallery(images, worst, "Worst mistakes", text)
 
 
 def _in_words(mistake: LabelMistake) -> str:
@@ -179,13 +137,7 @@ def look_at_labels(
     """Write predictions with maps on the images at `paths`, or on the run's worst mistakes on val."""
     at_least("count", count, 1)
     notes: list[str] = []
-    if is_artifact(folder):
-        if not paths:
-            raise UsageError(f"{folder} is an artifact without val scores; pass images: patchloom look {folder} IMAGE…")
-        model = loader.open_artifact(folder)
-        notes.append("an artifact has no attention maps; use the run that it was exported from")
-    else:
-        model = loader.load(folder, device="cpu")
+    model = LABELS.model_to_look_at(loader, folder, paths, notes)
     if paths:
         requests = chosen_files(paths, (), count, notes)
         title = f"Labels by {folder.name} on {plural(len(requests), 'image')}"
@@ -217,12 +169,7 @@ def _label_looks(
     """Return the look at each image: the labels that apply and, for a run, the maps of its most likely ones."""
     images = [one.image for one in named_images]
     scores = model.scores(images)
-    if isinstance(model.model, Network):
-        inputs = network_inputs(model.model, model.preprocessing, images)
-        drawn = [(one.input_image, one.maps) for one in looks(replace(inputs, probabilities=scores), model.labels)]
-    else:
-        transform = model.classifier.transform()
-        drawn = [(Image.fromarray(transform(image)), []) for image in images]
+    drawn = inputs_with_maps(model, images, scores)
     result = []
     for one, row, (seen, maps) in zip(named_images, scores, drawn, strict=True):
         answers = model.answers(row, top)
@@ -234,10 +181,8 @@ def _label_looks(
 
 def _val_requests(folder: Path, data: str | None, count: int) -> list[LookRequest]:
     """Return the run's worst mistakes on val."""
-    val = read_val_labels(folder)
-    place = data_path(folder, read_run_metadata(folder), data)
-    images = _val_images(folder, ReportSettings(), place, val)
-    worst = val.report.worst(count)
+    report, images = LABELS.kept_val(folder, data)
+    worst = report.worst(count)
     if not worst:
         raise UsageError(f"{folder} made no mistake on its val split; pass images to look at")
     return [

@@ -7,7 +7,6 @@ fingerprint of the images, which tells whether two runs were validated on the sa
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from patchloom.runs.files import (
     refuse_format,
     write_columns,
 )
-from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom.runs.predictions import ValReport, require_val_file
+from patchloom_runtime.errors import CheckpointError
 
 THRESHOLDS, FILE = "thresholds.json", "labeled.safetensors"
 FORMAT = 1
@@ -32,12 +32,7 @@ _SHAPE = {"format": int, "shared": float, "thresholds": dict[str, float], "own":
 _ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
 
 
-@dataclass(frozen=True, eq=False)
-class ValLabels:
-    """A report and the fingerprint of its images."""
-
-    report: MultilabelReport
-    fingerprint: str
+ValLabels = ValReport[MultilabelReport]
 
 
 def write_val_labels(folder: Path, val: ValLabels) -> None:
@@ -69,11 +64,7 @@ def read_thresholds(folder: Path, labels: Sequence[str]) -> Thresholds:
 
 def read_val_labels(folder: Path) -> ValLabels:
     """Read the val scores; raise UsageError if there are none, CheckpointError if they are damaged."""
-    if not os.path.lexists(folder / FILE):
-        raise UsageError(
-            f"{folder} has no val scores ({FILE}): its training did not finish. "
-            "Pass the data: patchloom evaluate RUN… DATA"
-        )
+    require_val_file(folder, FILE, "val scores")
 
     def make(columns: dict[str, np.ndarray], about: Any) -> ValLabels:
         classes = tuple(about["classes"])

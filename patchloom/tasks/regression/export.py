@@ -10,7 +10,7 @@ from patchloom.exporters.graph import LOGITS
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, spread
 from patchloom.tasks.classification.export import ClassifierSubject
-from patchloom.tasks.regression.evaluation import open_numbers
+from patchloom.tasks.regression.evaluation import NUMBERS
 from patchloom.tasks.regression.run_files import read_scale
 
 SAME = 0.05  # standard deviations of the training data up to which two predictions agree
@@ -41,7 +41,7 @@ class RegressorSubject(ClassifierSubject):
         return None if np.isnan(value) else 100 * value
 
     def _open(self, split: str | None) -> tuple[ImageSet, tuple[str, ...]]:
-        images = open_numbers(self._data, self.labels, split=split, folder=self.classifier.folder)
+        images = NUMBERS.open(self._data, self.labels, split=split, folder=self.classifier.folder)
         return images, tuple(images.notes)
 
     def _pixels(self, images: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,14 +20,10 @@ from patchloom.evaluation.regression import (
     rank_correlation,
     root_mean_square,
 )
-from patchloom.models.network import Network
 from patchloom.report.charts import Point, histogram_chart, scatter_chart
-from patchloom.report.pictures.look import ImageLook, looks, network_inputs
-from patchloom.report.pictures.sheets import displayed
+from patchloom.report.pictures.look import ImageLook
 from patchloom.report.run_report import validation
-from patchloom.report.sections import gallery_section, picture_section, table_section
-from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_metadata import data_path, read_run_metadata
+from patchloom.report.sections import picture_section, table_section
 from patchloom.tasks.images.look_page import (
     COUNT,
     LookPage,
@@ -36,17 +32,15 @@ from patchloom.tasks.images.look_page import (
     readable,
     write_look_page,
 )
-from patchloom.tasks.regression.evaluation import evaluate_on, open_numbers
+from patchloom.tasks.images.target_vectors import inputs_with_maps, worst_gallery
+from patchloom.tasks.regression.evaluation import NUMBERS
 from patchloom.tasks.regression.model import Regressor
-from patchloom.tasks.regression.run_files import ValNumbers, read_val_numbers
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import ModelLoader, TaskPage
-from patchloom_runtime.artifacts.artifact import is_artifact
-from patchloom_runtime.errors import DataError, UsageError, at_least, attempted
+from patchloom_runtime.errors import at_least
 from patchloom_runtime.printable import plural
 
 WORST = 24
-SIDE = 168  # pixels of an image in the gallery
 POINTS = 1_000  # of a scatter chart
 CHARTED = 6  # numbers with charts of their own
 CHART_SIDE = 320  # pixels
@@ -54,19 +48,8 @@ CHART_SIDE = 320  # pixels
 
 def regression_page(loader: ModelLoader, folder: Path, settings: ReportSettings) -> TaskPage:
     """Return the report of a run on val, or on the split in the settings."""
-    notes: list[str] = []
-    place = data_path(folder, attempted(lambda: read_run_metadata(folder), notes), settings.data)
-    images: ImageSet | None = None
-    val: ValNumbers | None
-    if settings.split is not None:
-        model = loader.load(folder, device="cpu")
-        opened = open_numbers(place, model.labels, split=settings.split, folder=folder, reading=settings.reading)
-        val, broken = evaluate_on(model, opened)
-        images, notes = opened, [*notes, *opened.notes, *broken]
-    else:
-        val = attempted(lambda: read_val_numbers(folder), notes)
-        images = attempted(partial(_val_images, folder, settings, place, val), notes) if val else None
-    report, split = val.report if val else None, settings.split or "val"
+    report, images, notes = NUMBERS.reported(loader, folder, settings)
+    split = settings.split or "val"
     one = report is not None and len(report.scale.names) == 1
     best, interval = "", None
     if report is not None:
@@ -85,18 +68,6 @@ def regression_page(loader: ModelLoader, folder: Path, settings: ReportSettings)
         notes=notes,
         next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE",
     )
-
-
-def _val_images(folder: Path, settings: ReportSettings, place: str, val: ValNumbers) -> ImageSet:
-    """Return the images of the val predictions; raise DataError if the data have changed."""
-    plan: Any = settings.plan
-    if plan is not None:
-        images: ImageSet = plan.splits.val
-        return images
-    images = open_numbers(place, val.report.scale.names, split="val", folder=folder, reading=settings.reading)
-    if fingerprint(images) != val.fingerprint:
-        raise DataError(f"images are not shown: those of {place} are not the ones the run was validated on")
-    return images
 
 
 def _facts(report: RegressionReport, split: str) -> list[tuple[str, str, str]]:
@@ -157,19 +128,8 @@ def _residuals(report: RegressionReport) -> Markup:
 
 
 def _worst(report: RegressionReport, images: ImageSet | None) -> list[Markup]:
-    """Return a gallery of the images with the largest errors."""
-    if images is None:
-        return []
-    pictures, captions = [], []
-    for row in report.worst(WORST):
-        index = int(report.index[row])
-        try:
-            pictures.append(displayed(images.read(index), SIDE))
-        except DataError:
-            continue
-        captions.append(f"{Path(images.key(index)).name}: {_in_words(report, row)}")
-    text = "Predicted and true numbers."
-    return [gallery_section("mistakes", "Largest errors", text, [(pictures, captions)])] if pictures else []
+    errors = [(int(report.index[row]), _in_words(report, row)) for row in report.worst(WORST)]
+    return worst_gallery(images, errors, "Largest errors", "Predicted and true numbers.")
 
 
 def _in_words(report: RegressionReport, row: int) -> str:
@@ -212,15 +172,7 @@ def look_at_numbers(
     del top  # every number is predicted
     at_least("count", count, 1)
     notes: list[str] = []
-    if is_artifact(folder):
-        if not paths:
-            raise UsageError(
-                f"{folder} is an artifact without val predictions; pass images: patchloom look {folder} IMAGE…"
-            )
-        model = loader.open_artifact(folder)
-        notes.append("an artifact has no attention maps; use the run that it was exported from")
-    else:
-        model = loader.load(folder, device="cpu")
+    model = NUMBERS.model_to_look_at(loader, folder, paths, notes)
     if paths:
         requests = chosen_files(paths, (), count, notes)
         title = f"Numbers by {folder.name} of {plural(len(requests), 'image')}"
@@ -235,24 +187,15 @@ def look_at_numbers(
 
 def _number_looks(model: Regressor, images: Sequence[Image.Image], truths: Sequence[str]) -> list[NumberLook]:
     numbers = model.numbers(images)
-    if isinstance(model.model, Network):
-        inputs = network_inputs(model.model, model.preprocessing, images)
-        drawn = [(one.input_image, one.maps) for one in looks(inputs, model.labels)]
-    else:
-        transform = model.classifier.transform()
-        drawn = [(Image.fromarray(transform(image)), []) for image in images]
     return [
         NumberLook(seen, list(zip(model.labels, row.tolist(), strict=True)), maps, truth)
-        for row, (seen, maps), truth in zip(numbers, drawn, truths, strict=True)
+        for row, (seen, maps), truth in zip(numbers, inputs_with_maps(model, images), truths, strict=True)
     ]
 
 
 def _val_requests(folder: Path, data: str | None, count: int) -> list[LookRequest]:
     """Return the val images with the largest errors."""
-    val = read_val_numbers(folder)
-    place = data_path(folder, read_run_metadata(folder), data)
-    images = _val_images(folder, ReportSettings(), place, val)
-    report = val.report
+    report, images = NUMBERS.kept_val(folder, data)
     return [
         LookRequest(images.where(index), _in_words(report, row), partial(images.read, index))
         for row in report.worst(count)

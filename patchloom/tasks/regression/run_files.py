@@ -6,9 +6,7 @@ compare runs without their data, and a fingerprint of the images, which tells wh
 same ones.
 """
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,9 @@ from patchloom.runs.files import (
     refuse_format,
     write_columns,
 )
+from patchloom.runs.predictions import ValReport, require_val_file
 from patchloom_runtime.artifacts.regression import SHAPE, NumberScale
-from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.errors import CheckpointError
 
 SCALE, FILE = "scale.json", "numbers.safetensors"
 FORMAT = 1
@@ -33,12 +32,7 @@ MOST_BYTES = 1 << 32
 _ABOUT = {"format": int, "fingerprint": str, "names": list[str]}
 
 
-@dataclass(frozen=True, eq=False)
-class ValNumbers:
-    """A report and the fingerprint of its images."""
-
-    report: RegressionReport
-    fingerprint: str
+ValNumbers = ValReport[RegressionReport]
 
 
 def write_scale(folder: Path, scale: NumberScale) -> None:
@@ -68,11 +62,7 @@ def write_val_numbers(folder: Path, val: ValNumbers) -> None:
 
 def read_val_numbers(folder: Path) -> ValNumbers:
     """Read the val predictions; raise UsageError if there are none, CheckpointError if they are damaged."""
-    if not os.path.lexists(folder / FILE):
-        raise UsageError(
-            f"{folder} has no val predictions ({FILE}): its training did not finish. "
-            "Pass the data: patchloom evaluate RUN… DATA"
-        )
+    require_val_file(folder, FILE, "val predictions")
 
     def make(columns: dict[str, np.ndarray], about: Any) -> ValNumbers:
         scale = read_scale(folder, about["names"])

@@ -47,10 +47,6 @@ class RegressionPlan(ImagePlan):
             return read_scale(self.folder, targets.names)
         return scale_of(targets.names, targets.values, MOST_GRADES)
 
-    def check_scale(self) -> None:
-        """Raise DataError if a number never changes in the training images."""
-        assert self.scale.names
-
     @property
     def learned(self) -> LabeledImages:
         """The training images with standardized numbers."""
@@ -123,7 +119,7 @@ class RegressionTraining(WholeImageTraining):
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
         """Plan a run; a number that never changes in the training images is an error."""
         plan: Any = super().plan(settings, device)
-        plan.check_scale()
+        _ = plan.scale  # raises DataError now rather than in the first step
         return plan
 
     def begin(self, plan: ImagePlan, network: Network, processes: Processes, say: Any) -> None:

@@ -4,8 +4,6 @@ The file holds pixel counts per image and class, which compare runs image by ima
 of the images, which tells whether two runs were evaluated on the same ones.
 """
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.files import read_columns, write_columns
-from patchloom_runtime.errors import UsageError
+from patchloom.runs.predictions import ValReport, require_val_file
 
 FILE = "segmented.safetensors"
 FORMAT = 1
@@ -21,12 +19,7 @@ MOST_BYTES = 1 << 31
 _ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
 
 
-@dataclass(frozen=True, eq=False)
-class ValSegmentation:
-    """A report and the fingerprint of its images."""
-
-    report: SegmentationReport
-    fingerprint: str
+ValSegmentation = ValReport[SegmentationReport]
 
 
 def write_segmented(folder: Path, val: ValSegmentation) -> None:
@@ -42,12 +35,7 @@ def write_segmented(folder: Path, val: ValSegmentation) -> None:
 
 def read_segmented(folder: Path) -> ValSegmentation:
     """Read the val predictions; raise UsageError if there are none, CheckpointError if they are damaged."""
-    path = folder / FILE
-    if not os.path.lexists(path):
-        raise UsageError(
-            f"{folder} has no val predictions ({FILE}): its training did not finish. "
-            "Pass the data: patchloom evaluate RUN… DATA"
-        )
+    require_val_file(folder, FILE, "val predictions")
     return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, _from_columns)
 
 

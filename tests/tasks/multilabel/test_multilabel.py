@@ -23,7 +23,7 @@ from patchloom.evaluation.calibration import fit_temperature
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
-from patchloom.tasks.multilabel.evaluation import evaluate_on, open_labels
+from patchloom.tasks.multilabel.evaluation import LABELS
 from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_named
@@ -111,9 +111,9 @@ def test_scores_are_calibrated(run, data):
     assert calibration.before is not None
     assert calibration.after is not None
     assert calibration.after.loss < calibration.before.loss
-    images = open_labels(str(data), model.labels, split="val", folder=run)
+    images = LABELS.open(str(data), model.labels, split="val", folder=run)
     stored = read_val_labels(run).report
-    measured = evaluate_on(model, images)[0].report
+    measured = LABELS.evaluate_on(model, images)[0].report
     np.testing.assert_allclose(measured.scores, stored.scores, atol=1e-5)
     assert measured.temperature == calibration.rules.temperature != 1
     logits, applies = measured.decision_logits()
