@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -91,3 +92,78 @@ def _limit_v1(group: Path) -> float | None:
         return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+# Available memory -----------------------------------------------------------------------------------------------------
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the memory this process may still allocate, limited by machine, control groups and address space.
+
+    Returns None if it is unknown.
+    """
+    limits = [_of_machine(proc), *_of_cgroups(proc, cgroups), _of_address_space(proc)]
+    return min((max(0, value) for value in limits if value is not None), default=None)
+
+
+def _of_machine(proc: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:  # not Linux: the installed memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+# Files of the limit and the use, and the statistic of cached files, which count as used but can be dropped; by version.
+_CGROUPS = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def _of_cgroups(proc: Path, root: Path) -> Iterator[int]:
+    """Yield the memory left by the limits of this process's control groups and their parents."""
+    try:
+        lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    except (OSError, ValueError):
+        return
+    for _, controllers, path in lines:
+        version = 2 if not controllers else 1
+        if version == 1 and "memory" not in controllers.split(","):
+            continue
+        top = root if version == 2 else root / "memory"
+        # In a container the path may be that of the host; then the top group applies.
+        folder = top / path.strip("/")
+        for level in [folder, *folder.parents]:
+            if level != top and top not in level.parents:
+                break
+            if (left := _left_in(level, version)) is not None:
+                yield left
+
+
+def _left_in(folder: Path, version: int) -> int | None:
+    limit_file, used_file, dropped = _CGROUPS[version]
+    try:
+        limit = (folder / limit_file).read_text().strip()
+        used = int((folder / used_file).read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if limit == "max" or int(limit) >= 1 << 60:
+        return None
+    return int(limit) - used + int(statistics.get(dropped, 0))
+
+
+def _of_address_space(proc: Path) -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int((proc / "self" / "statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return soft
+    return soft - pages * resource.getpagesize()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from patchloom.machine import available_bytes
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import memory, timing
-from patchloom.training.memory import MemoryNeed, available_bytes, parts_that_fit
+from patchloom.training.memory import MemoryNeed, parts_that_fit
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import ResourceError, UsageError
 

@@ -29,7 +29,7 @@ from patchloom_runtime.images.evaluation_transform import (
     enlarged,
     middle_start,
 )
-from patchloom_runtime.images.geometry import Geometry, Size, short_side_factor
+from patchloom_runtime.images.geometry import PIXELS_LEFT, Geometry, Size, short_side_factor
 from patchloom_runtime.images.samples import Sample
 
 # Policies that move no pixel, so that masks and boxes stay valid.
@@ -72,9 +72,18 @@ class TrainTransform(ImageTransform):
             return scaled_window(sample, self.augment, self.image_size, rng)
         return self._crop(sample.size, rng)
 
-    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:
-        """Return the reduction that the crop drawn from `rng` allows."""
-        return 1 if self.augment.crop == "scaled" else self._crop(size, rng).reduction
+    def reduction(self, size: tuple[int, int]) -> int:
+        """Return the reduction that all crops of an image allow, so that it needs to be decoded only once.
+
+        The whole image keeps `PIXELS_LEFT` pixels per pixel of the view, the smallest crop one.
+        """
+        augment = self.augment
+        if augment.crop == "scaled":
+            return 1
+        share = math.sqrt(augment.crop_min_scale) if augment.crop == "random_resized" else 1.0
+        width, height = (int(side * min(1.0, PIXELS_LEFT * share)) for side in size)
+        scaled = size_before_window(size, augment.crop, self.image_size, augment.crop_ratio)
+        return Geometry((0, 0, width, height), scaled, self.image_size).reduction
 
     def _crop(self, size: tuple[int, int], rng: random.Random) -> Geometry:
         augment, view_size = self.augment, self.image_size

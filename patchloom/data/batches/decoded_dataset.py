@@ -1,4 +1,4 @@
-"""Datasets that fit in memory: decoded once, kept on the device as bytes, augmented there batch by batch.
+"""Datasets of one image size that fit in memory: decoded once, kept on the device, augmented there batch by batch.
 
 `DeviceLoader` has `Loader`'s interface. `make_loader` and `make_evaluation_loader` choose between the two.
 """
@@ -21,10 +21,11 @@ from patchloom.data.augmentation.own_transform import OwnTransform
 from patchloom.data.batches.cuda_graph import capture
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
+from patchloom.data.batches.sample_memory import SampleMemory, sample_memory
 from patchloom.data.batches.sampler import ClassSampling, SamplingPlan, rank_positions, step_seed
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.machine import cores
+from patchloom.machine import available_bytes, cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import ImageTransform, as_size, test_transform
@@ -145,7 +146,7 @@ class BeforeCrop(ImageTransform):
             raise UnevenSizesError("the images differ in size")
         return self._whole(sample.size)
 
-    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
+    def reduction(self, size: tuple[int, int]) -> int:
         """Return the reduction that the resulting size allows."""
         return self._whole(size).reduction
 
@@ -321,35 +322,39 @@ def make_loader(
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    stores: dict["BeforeCrop", Store] | None = None,
+    stores: dict[Any, Any] | None = None,
     sampling: ClassSampling | None = None,
     transform: Callable[..., Any] | None = None,
+    views: Transform | None = None,
 ) -> tuple[Loader | DeviceLoader, str]:
     """Return a recipe's training loader, on the device if possible, else with workers; and the reason.
 
-    `transform` is a user's function of one image (`own_transform`) in the place of the recipe's augmentation.
+    `transform` is a user's function of one image (`own_transform`) in the place of the recipe's augmentation, `views`
+    what workers do instead of the recipe's augmentation.
     Decoded datasets are kept in `stores`, if passed, and reused when the loader is created again.
     """
     size = as_size(image_size)
     check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
     before_crop = BeforeCrop.like(first.image, augment, size)
+    if torch.device(device).type == "cpu" and (available := available_bytes()) is not None:
+        budget_bytes = min(budget_bytes, available // 2)
     reason = _against_device(dataset, augment, before_crop, budget_bytes)
     own = OwnTransform(transform, size) if transform is not None else None
     if own is not None:
         own.shapes(dataset.parts)
         own.arrays(first, random.Random(seed))  # fails now rather than in a worker
         reason = "transform works on one image at a time"
+    stores = {} if stores is None else stores
     if not reason:
         try:
-            stores = {} if stores is None else stores
             known = stores.get(before_crop)
             if known is None or set(known.parts) != set(dataset.parts):
                 stores[before_crop] = decode_all(
                     dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
                 )
             store = stores[before_crop]
-            loader = DeviceLoader(
+            on_device = DeviceLoader(
                 store,
                 augment,
                 size,
@@ -361,26 +366,33 @@ def make_loader(
                 sampling=sampling,
             )
             mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
-            return loader, f"images stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
+            return on_device, f"images stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
         except UnevenSizesError as error:
             reason = str(error)
-    return (
-        Loader(
-            dataset,
-            own or train_transform(augment, size),
-            batch_size=batch_size,
-            seed=seed,
-            repeats=augment.repeats,
-            workers=workers,
-            rank=rank,
-            world=world,
-            pin=torch.device(device).type == "cuda",
-            skip_broken=skip_broken,
-            timeout_s=timeout_s,
-            sampling=sampling,
-        ),
-        f"images are decoded and augmented by {_who(workers)}: {reason}",
+    by_image = own or views or train_transform(augment, size)
+    memory, how = sample_memory(dataset, by_image, stores, workers=workers, world=world)
+    loader = Loader(
+        dataset,
+        by_image,
+        batch_size=batch_size,
+        seed=seed,
+        repeats=augment.repeats,
+        workers=workers,
+        rank=rank,
+        world=world,
+        pin=torch.device(device).type == "cuda",
+        skip_broken=skip_broken,
+        timeout_s=timeout_s,
+        sampling=sampling,
+        memory=memory,
     )
+    return loader, made_by_image(memory, how, workers, reason)
+
+
+def made_by_image(memory: SampleMemory | None, how: str, workers: int, reason: str = "") -> str:
+    """Return how a loader that augments each image by itself makes its batches, and why."""
+    once = "once" if memory else "every time"
+    return f"images are decoded {once} ({how}) and augmented by {_who(workers)}" + (f": {reason}" if reason else "")
 
 
 def make_evaluation_loader(

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.ragged import Boxes, Parts
+from patchloom.data.batches.sample_memory import SampleMemory, reduction_of
 from patchloom.data.batches.sampler import ClassSampling, SamplingPlan
 from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom_runtime.errors import DataError, ResourceError
-from patchloom_runtime.images.evaluation_transform import ImageTransform
 from patchloom_runtime.images.samples import EXTENT, Sample
 
 # Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
@@ -52,7 +51,7 @@ class Loader:
     `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated at a
     time. With `skip_broken`, an unreadable image is replaced by the next readable one and listed in `broken`; otherwise
     its `DataError` ends the epoch. A worker that dies, or returns nothing for `timeout_s`, raises a `ResourceError`
-    that names it.
+    that names it. With a `memory`, every image is decoded once; batches are the same without it.
     """
 
     def __init__(
@@ -72,6 +71,7 @@ class Loader:
         skip_broken: bool = False,
         timeout_s: float = WORKER_TIMEOUT_S,
         sampling: ClassSampling | None = None,
+        memory: SampleMemory | None = None,
     ) -> None:
         self.plan = SamplingPlan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world, sampling)
         self.broken: dict[int, str] = {}
@@ -88,7 +88,8 @@ class Loader:
             name: _shared_memory((self._tasks.slots, part_size, *shape), dtypes[name], workers)
             for name, shape in transform.shapes(dataset.parts).items()
         }
-        images = _WorkerDataset(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
+        images = _WorkerDataset(dataset, transform, self.plan, self._parts, self._shared, skip_broken, memory)
+        self._memory = memory
         self._timeout_s = timeout_s
         with no_core_warning():
             self._pool: DataLoader = DataLoader(
@@ -152,7 +153,8 @@ class Loader:
         """Return the memory for preparing batches: the workers' shared memory, the current batch, and the next."""
         image = sum(shared[0, 0].nbytes for shared in self._shared.values())
         batch = self.plan.batch_size // self.plan.world * image
-        return sum(shared.nbytes for shared in self._shared.values()) + 2 * batch
+        decoded = self._memory.left if self._memory else 0
+        return sum(shared.nbytes for shared in self._shared.values()) + 2 * batch + decoded
 
     def close(self) -> None:
         """End the workers now instead of at garbage collection."""
@@ -229,16 +231,17 @@ class _WorkerDataset(Dataset):
     parts: int
     shared: dict[str, Tensor]  # each (slots, images of a part, …)
     skip_broken: bool
+    memory: SampleMemory | None = None
 
     def __getitem__(self, task: _Task) -> _Filled | DataError | ResourceError:
         views = self.plan.views(task.epoch, task.step)
         rows = _split(len(views.index), self.parts)[task.part]
         out = {name: shared[task.slot].numpy() for name, shared in self.shared.items()}
         filled = _Filled(task.slot, {}, {})
+        reduction = reduction_of(self.transform)
         try:
             for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
-                smaller = partial(_reduction, self.transform, int(seed))
-                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken, smaller)
+                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken, reduction, self.memory)
                 for name, values in self.transform.arrays(sample, random.Random(int(seed))).items():
                     if name in out:
                         out[name][row] = values
@@ -251,24 +254,31 @@ class _WorkerDataset(Dataset):
         return filled
 
 
-def _reduction(transform: Transform, seed: int, size: tuple[int, int]) -> int:
-    """Return how much smaller an image may be decoded, by the crop that its seed will draw again."""
-    return transform.reduction(size, random.Random(seed)) if isinstance(transform, ImageTransform) else 1
-
-
 def read_or_next(
-    dataset: ImageSet, index: int, skip_broken: bool, reduction: Callable[[tuple[int, int]], int] | None = None
+    dataset: ImageSet,
+    index: int,
+    skip_broken: bool,
+    reduction: Callable[[tuple[int, int]], int] | None = None,
+    memory: SampleMemory | None = None,
 ) -> tuple[Sample, int, str]:
-    """Return the sample, its index, and the error of the requested one ("" if none)."""
+    """Return the sample, its index, and the error of the requested one ("" if none).
+
+    Samples are taken from `memory`, if passed, and stored there.
+    """
     message = ""
     for attempt in range(REPLACEMENTS_TRIED):
         used = (index + attempt) % len(dataset)
         try:
-            return dataset.sample(used, reduction), used, message
+            stored = memory.get(used) if memory else None
+            sample = stored or dataset.sample(used, reduction)
         except DataError as error:
             if not skip_broken:
                 raise
             message = message or str(error)
+            continue
+        if memory and not stored:
+            memory.put(used, sample)
+        return sample, used, message
     raise DataError(f"{REPLACEMENTS_TRIED} images in a row cannot be read. The first: {message}")
 
 

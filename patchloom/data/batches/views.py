@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augmentation.augment import TrainTransform, check_policy, train_transform
-from patchloom.data.batches.decoded_dataset import BeforeCrop, DeviceLoader, Store, make_loader
+from patchloom.data.batches.decoded_dataset import DeviceLoader, make_loader
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader
 from patchloom.data.batches.ragged import Parts
 from patchloom.data.batches.sampler import ClassSampling
@@ -192,7 +192,7 @@ def make_view_loader(
     world: int = 1,
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
-    stores: dict[BeforeCrop, Store] | None = None,
+    stores: dict[Any, Any] | None = None,
     sampling: ClassSampling | None = None,
 ) -> tuple[ViewLoader, str]:
     """Return a loader of views, drawn on the device if possible, else by workers; and the reason."""
@@ -202,14 +202,13 @@ def make_view_loader(
         check_policy(view.augment, dataset.parts)
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
     shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s, "sampling": sampling}
-    first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)
+    joined = ManyViews(tuple(views))
+    first, note = make_loader(
+        dataset, views[0].augment, views[0].size, device=device, stores=stores, views=joined, **shared
+    )
     if isinstance(first, DeviceLoader):
         same_views = groupby(range(len(views)), lambda number: views[number])
         return ViewLoader(
             [first.showing(tuple(numbers), view.augment, view.size) for view, numbers in same_views]
         ), note
-    first.close()
-    joined = ManyViews(tuple(views))
-    pin = torch.device(device).type == "cuda"
-    loader = Loader(dataset, joined, pin=pin, **shared)
-    return ViewLoader([loader], joined), note
+    return ViewLoader([first], joined), note

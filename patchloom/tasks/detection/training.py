@@ -3,7 +3,9 @@
 from typing import Any
 
 from patchloom.data.augmentation.canvas import JitteredCanvas
+from patchloom.data.batches.decoded_dataset import made_by_image
 from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.sample_memory import sample_memory
 from patchloom.engine.distribution import Processes
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
@@ -27,11 +29,14 @@ class DetectionTraining(ImageTraining):
 
     def loader(self, plan: Any, processes: Processes, stores: Any) -> Any:
         """Return batches of images on canvases with boxes and object indices, and a note on how they are made."""
-        del stores
         recipe, side = plan.recipe, plan.recipe.model.image_size
+        dataset = plan.objects("train").with_parts(*(("instances", "boxes") if plan.learns_masks else ("boxes",)))
+        transform = JitteredCanvas(recipe.augment, (side, side), recipe.detect)
+        stores = {} if stores is None else stores
+        memory, how = sample_memory(dataset, transform, stores, workers=plan.workers, world=processes.world)
         loader = Loader(
-            plan.objects("train").with_parts(*(("instances", "boxes") if plan.learns_masks else ("boxes",))),
-            JitteredCanvas(recipe.augment, (side, side), recipe.detect),
+            dataset,
+            transform,
             batch_size=recipe.optim.batch_size,
             seed=recipe.seed,
             workers=plan.workers,
@@ -40,8 +45,9 @@ class DetectionTraining(ImageTraining):
             pin=processes.device.type == "cuda",
             skip_broken=not plan.settings.strict,
             timeout_s=plan.settings.worker_timeout,
+            memory=memory,
         )
-        return loader, f"{plan.workers} workers"
+        return loader, made_by_image(memory, how, plan.workers)
 
     def objective(self, plan: Any, network: Any, loader: Any, processes: Processes, compiles: bool) -> Objective:
         del compiles

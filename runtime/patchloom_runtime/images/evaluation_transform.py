@@ -29,7 +29,7 @@ class ImageTransform(ABC):
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         """Choose the geometry (crop, flip, size) of one view; random choices use `rng`."""
 
-    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
+    def reduction(self, size: tuple[int, int]) -> int:  # noqa: ARG002
         """Return the factor by which an image of (width, height) may be decoded smaller.
 
         `rng` is in the state from which the geometry will be drawn.
