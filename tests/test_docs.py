@@ -1,44 +1,214 @@
-"""The code of docs/python.md runs as it stands there."""
+"""The documentation: every block of code runs or says why not, every command of a page can be parsed, results are
+rendered, the reference is complete, and the site builds without a warning.
+"""
 
+import inspect
+import io
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
+import patchloom
+from patchloom import cli
+from patchloom.cli.old_spellings import modernize
 from patchloom.plugins import KINDS
+from patchloom.recipes.parts import GROUPS
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.inputs import read_image
 from tests.messages import missing, refused
+from tests.reliability.commands import class_folders, command
+from tools import notebooks, reference, results
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGE = (DOCS / "python.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+# Smaller numbers for the same blocks: a test shows that they run, not what they learn.
+SMALLER = (
+    (r"--epochs \d+", "--epochs 1"),
+    (r"count=\d+,size=\d+", "count=32,size=32"),
+    (r"range\(len\(([\w.]+)\)\)", r"range(0, len(\1), 12)"),
+    (r"train digits ", "train digits --set train_share=0.1 "),
+    (r"--set train_share=0.1 (.*)--set train_share=0.1 ", r"--set train_share=0.1 \1"),
+    (r"sweep digits .*--out", "sweep digits --grid augment.flip=0,0.5 --epochs 1 --set train_share=0.1 --out"),
+    (r"--recipe translation-tiny", "--recipe translation-tiny --epochs 1"),
+    (r"--linear\b", ""),
+    (r"--task detect", "--task detect --size 32 --set detect.channels=16 --set detect.hidden=24"),
+)
 
 
-def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    assert len(BLOCKS) == 4
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), names)
-    assert names["vector"].shape == names["vectors"][0].shape
-    assert (str(names["run"].folder), names["run"].outcome.ended) == ("runs/shapes", "finished")
-    assert missing(repr(names["run"]), "runs/shapes", "top1") == []
-    assert missing(repr(names["classifier"]), "32×32", "cpu", 16, "triangle", "square", "pentagon") == []
-    assert names["one"]._repr_html_().count("<img") == 1 + len(names["one"].maps)
+class Block(NamedTuple):
+    """A block of code of a page, and the comment above it."""
+
+    page: Path
+    comment: str
+    language: str
+    code: str
+
+    @property
+    def runs_here(self) -> bool:
+        return not self.comment.startswith(("not run: ", "run by "))
 
 
-def test_the_python_of_the_page_on_plugins_runs(tmp_path: Path, monkeypatch) -> None:
+def blocks(page: Path) -> list[Block]:
+    return [
+        Block(page, match["comment"] or "", match["language"], match["code"])
+        for match in notebooks.BLOCK.finditer(page.read_text("utf-8"))
+    ]
+
+
+def lines_of(block: Block) -> list[str]:
+    """The commands of a block, without comments and with continued lines joined."""
+    text = block.code.replace("\\\n", " ")
+    return [line for raw in text.splitlines() if (line := re.sub(r"(^|\s)#.*$", "", raw).strip())]
+
+
+RUN_HERE = [page for page in PAGES if any(block.runs_here for block in blocks(page))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with photos/ and new.jpg, in which nothing that a page registers stays."""
+    class_folders(tmp_path / "photos", ("red", "blue"), pictures=10)
+    Image.open(tmp_path / "photos/red/0.png").save(tmp_path / "new.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("patchloom.plugins._registered", {kind: {} for kind in KINDS})
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "plugins.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
-    names: dict = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"docs/plugins.md, block {number + 1}", "exec"), names)
-    assert Path("runs/own/weights.safetensors").is_file()
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run(
+    page: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    ran = 0
+    for number, block in enumerate(blocks(page)):
+        if not block.runs_here:
+            continue
+        for pattern, smaller in SMALLER if page.parent.name == "tutorials" or page.stem != "python" else ():
+            block = block._replace(code=re.sub(pattern, smaller, block.code))
+        if block.language == "python":
+            exec(compile(block.code, f"{page.name}, block {number + 1}", "exec"), names)
+        else:
+            for line in lines_of(block):
+                run_line(line, monkeypatch, capsys)
+        ran += 1
+    assert ran == sum(block.runs_here for block in blocks(page))
+
+
+def run_line(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    line, may_fail, _ = line.partition(" || true")
+    piped = re.fullmatch(r'echo "(.*)" \| (patchloom .*)', line)
+    if piped:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{piped[1]}\n".encode())))
+        line = piped[2]
+    if not line.startswith("patchloom "):
+        subprocess.run(line, shell=True, check=True)
+        return
+    done = command(tuple(shlex.split(line)[1:]), monkeypatch, capsys)
+    assert not done.code or may_fail and done.code == 3, f"{line}\n{done.output}\n{done.errors}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_runs_or_says_why_not(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert len(blocks(page)) == len(re.findall(r"(?m)^\s*```(?:python|bash|sh|console|pycon)$", text))
+    for block in blocks(page):
+        if block.comment.startswith("run by "):
+            test = ROOT / block.comment.removeprefix("run by ")
+            assert page.stem in test.read_text("utf-8")
+        elif not block.runs_here:
+            assert len(block.comment.removeprefix("not run: ").split()) >= 2
+
+
+COMMANDS = {
+    shlex.join(parts): page.name
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "bash" and not block.runs_here
+    for line in lines_of(block)
+    for part in re.split(r" && | \| ", line)
+    if (parts := shlex.split(re.sub(r" [<>] \S+", "", part)))[:1] == ["patchloom"]
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_that_is_not_run_can_be_parsed(line: str) -> None:
+    (verb, *arguments), hints = modernize(shlex.split(line)[1:])
+    assert hints == []
+    known: Any = typer.main.get_command(cli.make_app([verb]))
+    if verb != "help" and not verb.startswith("-"):
+        assert known.commands[verb].make_context(verb, arguments).params
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_a_tutorial_is_a_notebook(page: Path) -> None:
+    book = json.loads(notebooks.notebook(page.read_text("utf-8")))
+    code = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    expected = [block for block in blocks(page) if not block.comment.startswith("not run")]
+    assert [each.removeprefix("%%bash\n") for each in code] == [block.code.rstrip("\n") for block in expected]
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+
+
+def test_the_results_are_rendered() -> None:
+    assert len(results.measurements()) >= 5
+    assert results.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(("field", "value"), [("commit", ""), ("date", "yesterday"), ("results", [{"tool": "a"}])])
+def test_a_result_of_another_form_is_rejected(field: str, value: object, tmp_path: Path) -> None:
+    good = json.loads(next(iter(results.RESULTS.glob("*.json"))).read_text("utf-8"))
+    (tmp_path / "bad.json").write_text(json.dumps(good | {field: value}))
+    with pytest.raises(ValueError, match=r"bad\.json"):
+        results.read(tmp_path / "bad.json")
+
+
+def test_the_reference_has_every_command_with_every_option() -> None:
+    page = reference.commands()
+    group: Any = typer.main.get_command(cli.make_app())
+    for name in (name for names in cli.VERBS.values() for name in names):
+        section = page.partition(f"{{#{name}}}")[2].partition("{#")[0]
+        assert group.commands[name].help.splitlines()[0] in section
+        options = [o for p in group.commands[name].params for o in p.opts if o.startswith("--") and p.name != "help"]
+        assert [option for option in options if option not in page.partition("## Train")[0] + section] == []
+
+
+def test_the_reference_has_every_public_name_field_and_error() -> None:
+    page = reference.python() + reference.error_page()
+    assert [
+        name for name in patchloom.__all__ if f"{{#{name}}}" not in page and f"`patchloom.{name}`" not in page
+    ] == []
+    assert inspect.getdoc(patchloom.train).splitlines()[0] in page
+    fields = reference.recipe_fields()
+    keys = [f"`{group}.{name}`" for group, part in GROUPS.items() for name in part.__dataclass_fields__]
+    assert [key for key in keys if key not in fields] == []
+    assert missing(reference.metrics(), "`top1`", "`miou`", "`map`", "`mae`") == []
+    assert missing(reference.run_files(), "config.json", "weights.safetensors", "checksums.json") == []
+    for error in ("UsageError", "DataError", "CheckpointError", "NumericalError", "ResourceError", "DeviceError"):
+        row = next(line for line in reference.error_page().splitlines() if f"`patchloom.{error}`" in line)
+        assert all(cell.strip() for cell in row.strip("|").split("|"))
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the docs extra is not installed")
+    line = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "site/search/search_index.json").is_file()
+    assert (tmp_path / "site/tutorials/search.ipynb").is_file()
+    loaded = re.compile(r"""<(?:script|img|link rel="(?:stylesheet|preload|icon)")[^>]*(?:src|href)="(?:https?:)?//""")
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert [page.name for page in pages if loaded.search(page.read_text("utf-8"))] == []
 
 
 # What the table says of arrays, row by row, where the file's side is in tests/data/all_modes.py.

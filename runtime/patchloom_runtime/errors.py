@@ -29,37 +29,60 @@ class PatchloomError(Exception):
 
 
 class UsageError(PatchloomError, ValueError):
-    """Wrong name, option, path or recipe field."""
+    """Wrong name, option, path or recipe field.
+
+    Correct the word that the message names; it suggests the nearest valid ones. `patchloom help COMMAND` lists the
+    options.
+    """
 
     exit_code = 2
 
 
 class DataError(PatchloomError):
-    """Images, labels or folders that cannot be used."""
+    """Images, labels or folders that cannot be used.
+
+    Run `patchloom check DATA`, which names every file and line at fault, and see docs/data.md for the accepted
+    layouts.
+    """
 
     exit_code = 3
 
 
 class CheckpointError(PatchloomError):
-    """A weights file that is damaged, foreign or for another network."""
+    """A weights file that is damaged, foreign or for another network.
+
+    Copy the run or download the file again; `patchloom verify RUN` names what changed. For another network, pass its
+    name.
+    """
 
     exit_code = 4
 
 
 class NumericalError(PatchloomError):
-    """A loss or weight that is not finite."""
+    """A loss or weight that is not finite.
+
+    Lower the learning rate (`--set optim.lr=…`) or train with `--set precision=fp32`; the last good checkpoint is
+    kept.
+    """
 
     exit_code = 5
 
 
 class ResourceError(PatchloomError):
-    """Not enough memory or disk."""
+    """Not enough memory or disk.
+
+    Use a smaller `--batch` or `--size`, free disk space, or pass another `--out`. The same command resumes a
+    training.
+    """
 
     exit_code = 6
 
 
 class DeviceError(ResourceError):
-    """A device that failed. This process can no longer read anything on it."""
+    """A device that failed. This process can no longer read anything on it.
+
+    Run the same command again: a training resumes. If it fails again, check the machine, or pass `--device cpu`.
+    """
 
 
 # torch has classes for some of these; the libraries below it, and a CPU without memory, only have messages.
