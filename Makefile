@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-fast test-all test-oldest coverage check house fuzz format clean
+.PHONY: demo test test-fast test-all test-oldest coverage check docs house fuzz format clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -66,6 +66,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# The site, into site/, without a network; `make check` builds it too (tests/test_docs.py).
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Processes that the tests start are not measured.
 coverage: $(READY)

@@ -1,4 +1,4 @@
-"""A stranger with a folder of photos who reads only the README: its commands, as they stand there, on a folder as
+"""A stranger with a folder of photos who reads only the page of tutorials: its commands, as they stand there, on a folder as
 people have them: classes in folders of uneven depth, train, val and test, lists of labels beside them.
 """
 
@@ -51,11 +51,11 @@ def groceries(root: Path, seed: int = 0) -> Path:
     return root
 
 
-def readme_commands(heading: str) -> list[str]:
+def page_commands(heading: str) -> list[str]:
     """The commands of the first block under a heading, without their comments."""
-    text = (ROOT / "README.md").read_text()
-    block = re.search(rf"## {heading}\n+```bash\n(.*?)```", text, re.DOTALL)
-    assert block, f"README.md has no commands under {heading}"
+    text = (ROOT / "docs/tutorials/index.md").read_text()
+    block = re.search(rf"## {heading}\n.*?```bash\n(.*?)```", text, re.DOTALL)
+    assert block, f"docs/tutorials/index.md has no commands under {heading}"
     return [line.split("#")[0].strip() for line in block[1].splitlines() if line.strip()]
 
 
@@ -74,14 +74,14 @@ def name_of(folder: str) -> str:
 
 def test_the_walk(typed, tmp_path) -> None:
     """One after the other, since each command needs what those before it left."""
-    the_readme_as_it_stands(typed, tmp_path)
+    the_page_as_it_stands(typed, tmp_path)
     the_same_answers_everywhere(typed)
     other_runs(typed, tmp_path)
 
 
-def the_readme_as_it_stands(typed, place: Path) -> None:
+def the_page_as_it_stands(typed, place: Path) -> None:
     done: dict[str, Done] = {}
-    for line in readme_commands("The first ten minutes"):
+    for line in page_commands("The first ten minutes"):
         # The one thing that is changed: nobody waits ten minutes for a test.
         done[line] = typed(line.replace("--time 10m", "--time 5s").replace("--epochs 30", "--epochs 2"))
         assert done[line].code == 0, f"{line}\n{done[line].output}\n{done[line].errors}"

@@ -21,6 +21,7 @@ import typer  # noqa: E402
 import patchloom  # noqa: E402
 from patchloom import cli, errors  # noqa: E402
 from patchloom.cli.verb import SHARED  # noqa: E402
+from patchloom.evaluation import detection, segmentation  # noqa: E402
 from patchloom.recipes import parts, schema  # noqa: E402
 
 
@@ -58,8 +59,8 @@ def commands() -> str:
     page = [
         "# Commands",
         "",
-        "Every command with all of its options, from the same text as `--help-all`. `patchloom help COMMAND` prints the "
-        "usual ones only.",
+        "Every command with all of its options, from the same text as `--help-all`. `patchloom help COMMAND` "
+        "prints the usual ones only.",
         "",
         "These options belong to every command:",
         "",
@@ -182,8 +183,8 @@ def recipe_fields() -> str:
     page = [
         "# Recipe fields",
         "",
-        "`--set KEY=VALUE`, `set={…}` in Python and the `recipe.yaml` of a run use these keys. `patchloom recipes NAME` "
-        "prints the values of a published recipe.",
+        "`--set KEY=VALUE`, `set={…}` in Python and the `recipe.yaml` of a run use these keys. `patchloom recipes "
+        "NAME` prints the values of a published recipe.",
         "",
         "## Fields of the recipe itself",
         "",
@@ -252,11 +253,11 @@ def metrics() -> str:
     page = [
         "# Metrics",
         "",
-        "Every metric has one name, in tables, in `--json`, in `metrics.jsonl` and in Python. This list is collected from "
-        "the pages that define them.",
+        "Every metric has one name, in tables, in `--json`, in `metrics.jsonl` and in Python. This list is collected "
+        "from the pages that define them.",
         "",
     ]
-    for source in ("evaluation", "multilabel", "regression", "segmentation", "detection", "imbalance"):
+    for source in ("evaluation", "imbalance", "multilabel", "regression"):
         text = (ROOT / "docs" / f"{source}.md").read_text("utf-8")
         rows = []
         for head, block in re.findall(r"(?m)^(\| name \|.*)\n\|[-| ]+\n((?:\|.*\n)+)", text):
@@ -268,6 +269,8 @@ def metrics() -> str:
             title = text.splitlines()[0].removeprefix("# ")
             rows = [(name, re.sub(r"\]\((\w+\.md)", r"](../\1", meaning)) for name, meaning in rows]
             page += [f"## {title}", "", f"[{title}](../{source}.md) explains them.", "", table(("name", "value"), rows)]
+    for task, module in (("Segmentation", segmentation), ("Detection", detection)):
+        page += [f"## {task}", "", docstring(module)]
     return "\n".join(page)
 
 
@@ -281,8 +284,8 @@ def error_page() -> str:
     return (
         "# Errors and exit codes\n\n"
         "An error is one line on standard error that says what is wrong and what to do, and an exit code. "
-        "`-v` adds the traceback. In Python, the same line is the message of an exception; `patchloom.PatchloomError` is "
-        "the base of all of them.\n\n"
+        "`-v` adds the traceback. In Python, the same line is the message of an exception; `patchloom.PatchloomError` "
+        "is the base of all of them.\n\n"
         + table(("exit code", "exception", "meaning", "what to do"), rows)
         + "\nA command that is stopped by a signal ends with 128 plus the number of the signal, as is usual "
         "(130 after Ctrl-C): a training has then saved its state, and the same command resumes it. Exit code 0 means "

@@ -1,4 +1,4 @@
-"""The README's tree is the repository's."""
+"""The tree in the tour is the repository's."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def tree() -> set[str]:
-    """Paths named in the README's annotated tree."""
-    block = re.search(r"```text\n(patchloom/.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block, "README.md has no tree"
+    """Paths named in the annotated tree of docs/internals/tour.md."""
+    block = re.search(r"```text\n(patchloom/.*?)```", (ROOT / "docs/internals/tour.md").read_text(), re.DOTALL)
+    assert block, "the tour has no tree"
     paths, stack = set(), []
     for line in block[1].splitlines()[1:]:
         match = re.match(r"^((?:│   |    )*)[├└]── (\S+)", line)
