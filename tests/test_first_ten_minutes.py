@@ -1,5 +1,6 @@
-"""A stranger with a folder of photos who reads only the page of tutorials: its commands, as they stand there, on a folder as
-people have them: classes in folders of uneven depth, train, val and test, lists of labels beside them.
+"""A stranger with a folder of photos who reads only the page of tutorials: its commands, as they stand there.
+
+The folder is as people have them: classes in folders of uneven depth, train, val and test, lists of labels beside them.
 """
 
 import json
