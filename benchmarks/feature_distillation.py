@@ -34,6 +34,7 @@ parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--finetune", type=int, default=10)
 parser.add_argument("--seeds", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
 
 
 def train(out: Path, options: argparse.Namespace, seed: int, epochs: int, **settings: Any) -> Path:
@@ -64,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for seed in range(options.seeds):
-        for method in METHODS:
+        for method in options.methods:
             run = pretrained(method, options, seed)
             tuned = train(
                 options.out / f"tuned-{method.replace(' ', '_').replace(',', '')}-{seed}", options, seed,

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from patchloom.report.pictures.pictures import pictures_of as pictures_of
     from patchloom.runs.convert import convert as convert
     from patchloom.runs.watched import watch as watch
+    from patchloom.serving.verbs import app as app
+    from patchloom.serving.verbs import serve as serve
     from patchloom.tasks.classification.calibrate import calibrate as calibrate
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
     from patchloom.tasks.classification.pruning import prune as prune
@@ -95,6 +97,7 @@ _WHERE = {
     "Translator": "patchloom.tasks.translation.translator",
     "UsageError": "patchloom.errors",
     "absorb": "patchloom.models.network",
+    "app": "patchloom.serving.verbs",
     "audit": "patchloom.training.auditing.audit",
     "bench": "patchloom.models.bench",
     "calibrate": "patchloom.tasks.classification.calibrate",
@@ -126,6 +129,7 @@ _WHERE = {
     "record_attention": "patchloom.layers.attention",
     "register": "patchloom.plugins",
     "search": "patchloom.inference.index",
+    "serve": "patchloom.serving.verbs",
     "set_rates": "patchloom.engine.optimization",
     "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",

@@ -11,6 +11,7 @@ from torch import nn
 
 import patchloom
 from patchloom import cli
+from patchloom.cli.app import AppOptions
 from patchloom.cli.audit import AuditOptions
 from patchloom.cli.bench import BenchOptions
 from patchloom.cli.calibrate import CalibrateOptions
@@ -25,6 +26,7 @@ from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
 from patchloom.cli.report import ReportOptions
 from patchloom.cli.search import SearchOptions
+from patchloom.cli.serve import ServeOptions
 from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
 from patchloom.cli.translate import TranslateOptions
@@ -55,6 +57,8 @@ FUNCTIONS += [
     patchloom.convert,
     patchloom.verify,
     patchloom.export,
+    patchloom.serve,
+    patchloom.app,
 ]
 METHODS = [
     Classifier.predict,
@@ -159,6 +163,8 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "translate": (
         TranslateOptions, patchloom.translate, {"file", "scores", "out", "replace"}, {"lines"},
     ),
+    "serve": (ServeOptions, patchloom.serve, set(), {"on_start"}),
+    "app": (AppOptions, patchloom.app, set(), {"on_start"}),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),
     "compare": (
@@ -237,9 +243,8 @@ def test_evaluate_has_the_name_of_its_verb() -> None:
 
 
 def test_every_verb_has_a_function_of_its_name() -> None:
-    """Some are programs that run until a signal; patchloom.serving.asgi is for other servers."""
     verbs = [name for names in cli.VERBS.values() for name in names]
-    assert {name for name in verbs if not callable(getattr(patchloom, name, None))} == {"app", "serve"}
+    assert [name for name in verbs if not callable(getattr(patchloom, name, None))] == []
 
 
 def test_packages_are_called_as_the_verbs_of_their_names(tmp_path) -> None:
@@ -253,3 +258,18 @@ def test_packages_are_called_as_the_verbs_of_their_names(tmp_path) -> None:
     assert patchloom.report.page.write_page  # they are packages still
     with refused(UsageError, "pages", "page"):
         patchloom.report("a", pages="b")
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda: patchloom.serve("no/run"), ("no/run",)),
+        (lambda: patchloom.app("no/run", port=7), ("no/run",)),
+        (lambda: patchloom.serve("no/run", batch=0), ("batch", 0)),
+        (lambda: patchloom.serve("no/run", deadline=0), ("deadline", 0)),
+        (lambda: patchloom.serve("no/run", api_key=""), ("api-key",)),
+    ],
+)
+def test_wrong_options_of_servers_are_refused(call, facts: tuple[object, ...]) -> None:
+    with refused(UsageError, *facts):
+        call()

@@ -1,19 +1,13 @@
 """`patchloom app RUN`: a page for trying a trained model on images."""
 
-import os
-import sys
-import threading
-import webbrowser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from patchloom.cli.serve import ServingOptions, print_status, run_server
+from patchloom.cli.serve import ServingOptions, arguments_of
 from patchloom.options import Option
 
 if TYPE_CHECKING:
     from patchloom.serving.app import App
-
-PORT = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +27,15 @@ def app(options: AppOptions) -> None:
 
     Images can be dropped, pasted, chosen or photographed; they are sent to this command only. Ctrl-C ends it.
     """
-    from patchloom.serving.asgi import check_model_path
-    from patchloom.serving.limits import Limits
-    from patchloom.serving.page import PageApp
-    from patchloom.serving.server import free_port
+    from patchloom.serving.verbs import app as run
 
-    check_model_path(options.source)
-    port = free_port(options.host, PORT) if options.port is None else options.port
-    if options.port is None and port != PORT:
-        print_status(f"note: port {PORT} is taken by another program; a free one is used")
-
-    def on_start(url: str, app: "App") -> None:
-        _print_start(url, app, options)
-
-    run_server(options, Limits(), port, on_start, make=PageApp)
+    run(**arguments_of(options), on_start=lambda url, app: _print_start(url, app, options))
 
 
 def _print_start(url: str, app: "App", options: AppOptions) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.serving.hosts import is_local
+    from patchloom.serving.verbs import print_status
     from patchloom_runtime.printable import printable
 
     about = app.processes.about
@@ -62,13 +46,3 @@ def _print_start(url: str, app: "App", options: AppOptions) -> None:
     else:
         print(f"{printable(about['network'])} at the address below; Ctrl-C ends it")
         print_result(url)
-    if options.browser:
-        _open(url)
-
-
-def _open(url: str) -> None:
-    """Open the page in a graphical browser, if there is a screen, without waiting for it."""
-    has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not has_screen:  # a text browser would take over the terminal
-        return
-    threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -1,7 +1,6 @@
 """`patchloom serve RUN`: a trained model behind HTTP."""
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from patchloom.cli.options import Device, IndexRun
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from patchloom.serving.app import App
 
 LIMITS = "Limits"
-MAX_PIXELS = 25_000_000
+MAX_PIXELS = 25_000_000  # as in `patchloom.serve`, which is not imported for --help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,76 +61,20 @@ def serve(options: ServeOptions) -> None:
 
     patchloom serve runs/photos, then curl --data-binary @new.jpg http://127.0.0.1:8000/predict
     """
-    from patchloom.serving.limits import Limits
-    from patchloom_runtime.errors import UsageError
+    from patchloom.serving.verbs import serve as run
 
-    key = options.api_key
-    if key is not None and (not key.strip() or not key.isascii()):
-        raise UsageError(
-            "the key of --api-key or PATCHLOOM_API_KEY is empty or has letters outside ASCII; give another"
-        )
-    limits = Limits(
-        queue=options.queue,
-        batch=options.batch,
-        deadline_seconds=options.deadline,
-        body_bytes=int(options.max_megabytes * 1e6),
-        pixels=options.max_pixels,
-    )
-
-    def on_start(url: str, app: "App") -> None:
-        _print_start(url, app, options)
-
-    run_server(options, limits, options.port, on_start, count=options.processes, api_key=key)
+    run(**arguments_of(options), on_start=lambda url, app: _print_start(url, app, options))
 
 
-def run_server(
-    options: ServingOptions, limits: Any, port: int, on_start: Any, *, count: int = 1, **server_options: Any
-) -> None:
-    """Start the model processes and serve until a signal."""
-    from patchloom.serving import server
-    from patchloom.serving.admission import Admission
-    from patchloom.serving.asgi import check_model_path, served_name
-    from patchloom.serving.processes import ModelProcesses
-    from patchloom.serving.thumbnails import NO_IMAGES, ThumbnailProcess, image_roots
-
-    check_model_path(options.source)
-    roots = image_roots(options.source, options.images or ())
-
-    def started(url: str, app: "App") -> None:
-        if "search" in app.processes.about["verbs"] and not roots:
-            print_status(NO_IMAGES)
-        on_start(url, app)
-
-    server.serve(
-        ModelProcesses(
-            options.source,
-            Admission(limits),
-            count=count,
-            device=options.device,
-            model=options.model,
-            say=print_status,
-        ),
-        served_name(options.source if options.name is None else options.name),
-        host=options.host,
-        port=port,
-        say=print_status,
-        began=started,
-        allowed_hosts=options.allow_host or (),
-        thumbnails=ThumbnailProcess(roots, limits, say=print_status) if roots else None,
-        **server_options,
-    )
-
-
-def print_status(text: str) -> None:
-    """Print a line about the server to stderr."""
-    from patchloom_runtime.printable import printable
-
-    print(printable(text), file=sys.stderr, flush=True)
+def arguments_of(options: ServingOptions) -> dict[str, Any]:
+    """Return the options as keywords of the Python function."""
+    return {field.name: getattr(options, field.name) for field in fields(options) if field.name != "as_json"}
 
 
 def _print_start(url: str, app: "App", options: ServeOptions) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.serving.hosts import is_local
+    from patchloom.serving.verbs import print_status
     from patchloom_runtime.printable import plural, printable
 
     about = app.processes.about

@@ -22,7 +22,6 @@ import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-from patchloom.cli.app import _open as open_page
 from patchloom.inference.index_build import index
 from patchloom.report.pictures.explanations import class_map, strengths
 from patchloom.report.pictures.look import network_inputs
@@ -30,6 +29,7 @@ from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
 from patchloom.serving.served_model import load_served
 from patchloom.serving.server import free_port
+from patchloom.serving.verbs import _open as open_page
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
 from tests.serving.clients import LOOP, Reply, post, send_all
@@ -255,7 +255,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         options["began"]("http://127.0.0.1:1", options["make"](processes, name))
 
     monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr("patchloom.cli.app._open", opened.append)
+    monkeypatch.setattr("patchloom.serving.verbs._open", opened.append)
     run = str(GOLDEN / "classifier")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

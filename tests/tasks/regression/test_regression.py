@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import shutil
+import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,15 @@ import torch
 from PIL import Image
 
 import patchloom
+from patchloom.engine import loop
 from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
+from patchloom.runs.weights import read_weights
 from patchloom.tasks.regression.model import Regressor
 from patchloom.tasks.regression.run_files import read_scale, read_val_numbers
 from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
-from tests.reliability.commands import command
+from tests.forked import Forked, rank_places
+from tests.reliability.commands import command, forked
 
 NETWORK = {"model.options.dim": 16, "model.options.depth": 1, "model.options.patch_size": 4, "optim.lr": 3e-3}
 IMAGES = 48
@@ -150,6 +157,50 @@ def test_a_stopped_run_resumes_to_the_same_weights(place, tmp_path) -> None:
     first, second = (find_checkpoint(tmp_path / name, read_checkpoint).snapshot for name in ("whole", "cut"))
     assert first.step == second.step
     assert all(torch.equal(each, second.tensors["weights"][name]) for name, each in first.tensors["weights"].items())
+
+
+def test_a_killed_run_resumes_to_the_same_weights(place, tmp_path) -> None:
+    data, options = place / "data" / "labels.csv", {"label_column": "light,dark", "epochs": 3}
+    train(data, tmp_path / "whole", **options)
+
+    def killed() -> None:
+        training = sys.modules["patchloom.training.run"]
+        make_run, update = training.make_run, loop._Loop.update
+
+        def saving_often(*arguments, **settings):
+            made, *rest = make_run(*arguments, **settings)
+            return replace(made, save_every_s=0.0), *rest
+
+        def interrupted(self, *arguments):
+            if self.progress.step == 7:  # in the second epoch
+                os.kill(os.getpid(), signal.SIGKILL)
+            return update(self, *arguments)
+
+        training.make_run, loop._Loop.update = saving_often, interrupted
+        train(data, tmp_path / "cut", **options)
+
+    process = Forked(killed)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert find_checkpoint(tmp_path / "cut", read_checkpoint).snapshot.step > 5
+    train(data, tmp_path / "cut", **options)
+    whole, cut = (read_weights(tmp_path / name / "weights.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(tensor, cut[name]) for name, tensor in whole.items())
+
+
+def test_two_processes_train_as_one(place, tmp_path) -> None:
+    line = ["train", place / "data" / "labels.csv", "--label-column", "light,dark", "--model", "resmlp_s12"]
+    line += ["--epochs", "1", "--size", "16", "--batch", "8", "--workers", "0", "--device", "cpu", "--init", "none"]
+    changes = NETWORK | {"optim.name": "sgd", "optim.lr": 0.05}
+    line += [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    running = [forked(*line, "--out", tmp_path / "two", env=rank) for rank in rank_places(2)]
+    running.append(forked(*line, "--out", tmp_path / "one"))
+    printed = [process.communicate(timeout=240) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], printed
+    one, two = (read_weights(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
+    assert all(torch.allclose(tensor, two[name], atol=1e-5) for name, tensor in one.items())
+    first, second = (read_scale(tmp_path / name, ("light", "dark")).to_dict() for name in ("one", "two"))
+    assert second == first
 
 
 def test_a_resumed_run_keeps_its_scale(tmp_path) -> None:
