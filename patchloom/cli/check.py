@@ -128,7 +128,7 @@ def _print(
     reading = options.reading
     if list_file:
         print_result(f"List: {list_file}")
-        reading = replace(reading, without=list_file)
+        reading = replace(reading, exclude=list_file)
     if list_file or report.classes or report.task != "classify":
         print(f"Next: patchloom train {shlex.quote(options.data_text)}{reading.options()}")
 
@@ -207,15 +207,15 @@ def _default_page(data: str) -> Path | None:
 
 
 def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
-    """Write the training images that the other set also contains, as `train --without` takes them.
+    """Write the training images that the other set also contains, as `train --exclude` takes them.
 
-    The images of a list given by --without stay in it. Returns None if there is nothing to list.
+    The images of a list given by --exclude stay in it. Returns None if there is nothing to list.
     """
     from patchloom.data.sources.exclusions import read_list, write_list
 
     if report.against is None or not report.against.overlaps:
         return None
-    other, excluded = options.against or "", options.reading.without
+    other, excluded = options.against or "", options.reading.exclude
     default = Path("runs", f"check-{_safe_name(options.data_text)}", f"in-{_safe_name(other)}.tsv")
     target = Path(options.list_file) if options.list_file else default
     refuse_inside(target, options.data_text, other, what="list")

@@ -30,7 +30,7 @@ class IndexOptions:
     join: Annotated[bool, Option("Join the shares that were made with --part.")] = False
     dry_run: DryRun = False
     reading: Annotated[
-        Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "without", "corrections", "val"))
+        Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "exclude", "corrections", "val"))
     ] = AS_IT_IS
     batch: Batch = 64
     workers: Workers = 0

@@ -12,7 +12,10 @@ RENAMED = {
     ("bench", "--batch"): "--batches",
     ("", "--neighbours"): "--neighbors",
 }
-RENAMED_WITH_HINT = {("serve", "--workers"): "--processes"}
+RENAMED_WITH_HINT = {
+    ("serve", "--workers"): "--processes",
+    **{(verb, "--without"): "--exclude" for verb in ("train", "check", "evaluate", "compare", "report", "sweep")},
+}
 
 # Options that moved from `evaluate` to a verb of their own.
 MOVED = {

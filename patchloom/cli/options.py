@@ -40,7 +40,7 @@ class OmitFields:
     names: tuple[str, ...] = ()
 
 
-ReadingOptions = Annotated[Reading, OmitFields(("without", "val"))]
+ReadingOptions = Annotated[Reading, OmitFields(("exclude", "val"))]
 
 
 def parse_pairs(texts: list[str]) -> dict[str, str]:

@@ -43,7 +43,7 @@ class SweepOptions:
             panel=MODEL,
         ),
     ] = field(default_factory=dict)
-    without: Annotated[str | None, Option("List of training images to leave out.", metavar="LIST", panel=MODEL)] = None
+    exclude: Annotated[str | None, Option("List of training images to exclude.", metavar="LIST", panel=MODEL)] = None
     out: Annotated[str | None, Option("Sweep folder. Default: runs/sweep-NAME.")] = None
     device: Device = "auto"
     workers: Annotated[int | None, Option("Processes that read images.", panel=HARDWARE)] = None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from patchloom.cli import output
 from patchloom.cli.options import read_settings, settings_of, settings_parameters
@@ -43,7 +43,7 @@ class Verb(TyperCommand):
             super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return drop_flag_types(super().get_params(ctx))
+        return drop_needless_types(super().get_params(ctx))
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:
@@ -66,14 +66,16 @@ class Verbs(TyperGroup):
     """The `patchloom` command, which holds the verbs."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return drop_flag_types(super().get_params(ctx))
+        return drop_needless_types(super().get_params(ctx))
 
 
-def drop_flag_types(params: list[Any]) -> list[Any]:
-    """Return parameters whose flags show no type in the help."""
+def drop_needless_types(params: list[Any]) -> list[Any]:
+    """Return parameters whose flags and arguments show no type in the help."""
     for option in params:
         if getattr(option, "is_flag", False):
             option.metavar = ""
+        elif isinstance(option, TyperArgument):
+            option.display_type_rich = lambda _: None  # type: ignore[assignment]
     return params
 
 

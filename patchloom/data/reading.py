@@ -42,8 +42,8 @@ class Reading:
     names: Annotated[
         PathText, _option("File of class names, one per line, or YOLO's yaml, for numbered classes.", "FILE")
     ] = None
-    without: Annotated[
-        PathText, _option("List of training images to leave out, as `check A --against B` writes it.", "LIST")
+    exclude: Annotated[
+        PathText, _option("List of training images to exclude, as `check A --against B` writes it.", "LIST")
     ] = None
     corrections: Annotated[
         PathText, _option("Labels to change and images to drop, as the page of `audit` writes them.", "FILE")

@@ -165,9 +165,9 @@ class ListedVectors:
         return torch.where(is_removed | (rows < 0), -1, rows - before)
 
 
-def measure_recall(found: Tensor, expected: Tensor) -> float:
+def measure_recall(results: Tensor, expected: Tensor) -> float:
     """Return the share of the expected positions (Q, k) that are among those of a search (Q, k)."""
-    return (found[:, :, None] == expected[:, None, :]).any(dim=1).double().mean().item()
+    return (results[:, :, None] == expected[:, None, :]).any(dim=1).double().mean().item()
 
 
 def choose_settings(stored: ListedVectors) -> ListSettings:

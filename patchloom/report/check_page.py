@@ -84,7 +84,7 @@ def _overlaps(report: CheckReport) -> list[tuple[str, str, str, list[tuple[Image
         (
             f"against-{anchor}",
             f"{text} in train and {report.against.name}",
-            "A test on these images is too optimistic; exclude them from training with --without LIST.",
+            "A test on these images is too optimistic; exclude them from training with --exclude LIST.",
             [(shared.place, shared.of) for shared in overlaps],
         )
         for overlaps, anchor, text in kinds

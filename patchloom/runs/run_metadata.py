@@ -29,7 +29,7 @@ _SHAPE = {
     "boxes?": _TEXT,
     "ignore?": int | None,
     "names?": _TEXT,
-    "without?": _TEXT,
+    "exclude?": _TEXT,
     "corrections?": _TEXT,
     "val?": _TEXT,
     "init?": _TEXT,
@@ -61,7 +61,7 @@ class RunMetadata:
     boxes: str | None = None
     ignore: int | None = None
     names: str | None = None
-    without: str | None = None
+    exclude: str | None = None
     corrections: str | None = None
     val: str | None = None
     init: str | None = None  # value of --init
@@ -100,6 +100,8 @@ def read_run_metadata(folder: Path) -> RunMetadata | None:
         return None
     try:
         values: dict[str, Any] = parse_json(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
+        if "without" in values:  # its name until version 0.1
+            values["exclude"] = values.pop("without")
         check_shape(values, _SHAPE)
         known = RunMetadata.__dataclass_fields__  # newer versions may have more
         metadata = RunMetadata(**{name: value for name, value in values.items() if name in known})

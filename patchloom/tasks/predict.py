@@ -79,7 +79,7 @@ def predict(
     """
     stream = PredictionStream(**locals())
     if csv is None and parquet is None and sort_into is None:
-        return [_without_pixels(prediction) for prediction in stream]
+        return [_drop_pixels(prediction) for prediction in stream]
     for _ in stream:
         pass
     return stream.counts
@@ -280,7 +280,7 @@ def _answered(prediction: Any) -> Any:
     return replace(prediction, answers=[], reason=reason) if reason else prediction
 
 
-def _without_pixels(prediction: Any) -> Any:
+def _drop_pixels(prediction: Any) -> Any:
     """Return a prediction for a list, without the image that a detector keeps to draw on."""
     has_picture = any(field.name == "picture" for field in fields(prediction))
     return replace(prediction, picture=None) if has_picture else prediction

@@ -134,7 +134,7 @@ class TrainingSettings:
     boxes: str | None = None
     ignore: int | None = None
     names: str | None = None
-    without: str | None = None
+    exclude: str | None = None
     corrections: str | None = None
     val: str | None = None
     # Parts that Python code plugs in, or that the file of --plugin registers (`patchloom.plugins`).

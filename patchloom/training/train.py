@@ -15,7 +15,7 @@ from patchloom.training.run import TrainingResult, run_training
 from patchloom_runtime.errors import with_near_options
 
 
-@renamed(changes="set", compiled="compile", trackers="log")
+@renamed(changes="set", without="exclude", compiled="compile", trackers="log")
 @with_near_options
 def train(
     data: Data,
@@ -59,7 +59,7 @@ def train(
     boxes: str | None = None,
     ignore: int | None = None,
     names: str | None = None,
-    without: str | None = None,
+    exclude: str | None = None,
     corrections: str | None = None,
     val: str | None = None,
     transform: Callable[..., Any] | None = None,
@@ -101,7 +101,7 @@ def train(
         boxes           folder of boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv)
         ignore          mask value that means unlabeled
         names           file of class names for numbered classes
-        without         list of training images to leave out, as `check A --against B` writes it
+        exclude         list of training images to exclude, as `check A --against B` writes it
         corrections     labels to change and images to drop, as the page of `audit` writes them
         val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; '2/5' on
                         fold 2 of 5 of train; 'test' on the test images, as published CIFAR results do

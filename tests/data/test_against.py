@@ -1,4 +1,4 @@
-"""`check A --against B`: training pictures that a test set holds too are found, listed, and left out by `--without`."""
+"""`check A --against B`: training pictures that a test set holds too are found, listed, and left out by `--exclude`."""
 
 import json
 from pathlib import Path
@@ -63,21 +63,21 @@ def test_the_list_is_what_training_leaves_out(
     assert any_has(lines, 5, "test", "b")
     assert any_has(lines, 1, f"train/cat/1.jpg = {b}/test/x/same.jpg")
     assert any_has(lines, 1, f"train/ant/3.jpg ≈ {b}/test/x/nearly.jpg")
-    assert any_has(lines, f"patchloom train {a} --without {written}")
+    assert any_has(lines, f"patchloom train {a} --exclude {written}")
     header, *rows = [line.split("\t") for line in written.read_text().splitlines()]
     assert (len(header), [file for file, _ in rows]) == (2, ["train/ant/3.jpg", "train/cat/1.jpg"])
     for (_, reason), other in zip(rows, ("nearly.jpg", "same.jpg"), strict=True):
         assert f"{b}/test/x/{other}" in reason
     assert "nearly.jpg" in Path("runs/check-a/check.html").read_text()
-    assert len(find_source(a, reading=Reading(without=written)).train) == 10
-    clean = command(("check", a, "--against", b, "--without", written, "--json"), monkeypatch, capsys)
+    assert len(find_source(a, reading=Reading(exclude=written)).train) == 10
+    clean = command(("check", a, "--against", b, "--exclude", written, "--json"), monkeypatch, capsys)
     assert clean.code == 0
     assert json.loads(clean.output)["against"]["overlaps"] == []
     more = command(
-        ("check", a, "--against", b / "train", "--without", written, "--list", "all.tsv"), monkeypatch, capsys
+        ("check", a, "--against", b / "train", "--exclude", written, "--list", "all.tsv"), monkeypatch, capsys
     )
-    assert f"patchloom train {a} --without all.tsv" in more.output
-    assert len(find_source(a, reading=Reading(without="all.tsv")).train) == 9
+    assert f"patchloom train {a} --exclude all.tsv" in more.output
+    assert len(find_source(a, reading=Reading(exclude="all.tsv")).train) == 9
 
 
 def test_what_cannot_be_compared_is_said_first(

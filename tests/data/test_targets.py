@@ -202,7 +202,7 @@ def test_every_operation_keeps_rows_and_targets_together(tmp_path):
             assert part.targets.values[i].tolist() == truth[part.key(i)]
     listed = tmp_path / "list"
     listed.write_text("00.png\n07.png\n")
-    rest = find_source(root, reading=Reading(without=listed)).train
+    rest = find_source(root, reading=Reading(exclude=listed)).train
     assert len(rest) == COUNT - 2
     assert all(rest.targets.values[i].tolist() == truth[rest.images.key(int(row))] for i, row in enumerate(rest.rows))
     readable = survey(find_source(root)).readable().train

@@ -287,20 +287,20 @@ def test_a_damaged_record_is_a_note(place: Path, tmp_path: Path) -> None:
 def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "list.tsv"
     file.write_text("file\treason\ntrain/red/0.png\tsame as x\n" + str(place / "a/train/blue/1.png") + "\n")
-    source = find_source(place / "a", reading=Reading(without=file))
+    source = find_source(place / "a", reading=Reading(exclude=file))
     assert len(source.train) == 22
     assert any(str(file) in note and "2" in note.replace(str(file), "") for note in source.notes)
-    plan = make_plan(TrainingSettings(data=str(place / "a"), changes=CHANGES, without=str(file), **GIVEN), "cpu")
+    plan = make_plan(TrainingSettings(data=str(place / "a"), changes=CHANGES, exclude=str(file), **GIVEN), "cpu")
     assert len(plan.splits.train) + len(plan.splits.val) == 22
-    part = find_source(place / "a" / "test", reading=Reading(without=file))
+    part = find_source(place / "a" / "test", reading=Reading(exclude=file))
     assert len(part.train) == 6  # a list is of train
     file.write_text("train/red/99.png\n")
     with pytest.raises(DataError) as error:
-        find_source(place / "a", reading=Reading(without=file))
+        find_source(place / "a", reading=Reading(exclude=file))
     for fact in (str(file), "24", "'train/red/99.png'"):
         assert fact in str(error.value)
     with pytest.raises(UsageError, match=r"\bgone\b"):
-        find_source(place / "a", reading=Reading(without=tmp_path / "gone"))
+        find_source(place / "a", reading=Reading(exclude=tmp_path / "gone"))
 
 
 def test_val_is_held_out_or_as_the_data_have_it() -> None:

@@ -1,4 +1,4 @@
-"""Lists of training images to leave out: `train A --without LIST`.
+"""Lists of training images to leave out: `train A --exclude LIST`.
 
     file	reason
     rose/12.jpg	also in test
@@ -45,7 +45,7 @@ def read_list(file: Path) -> set[str]:
     try:
         lines = read_plain(file).decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
-        raise UsageError(f"--without {printable(file)}: the list cannot be read ({error.strerror})") from error
+        raise UsageError(f"--exclude {printable(file)}: the list cannot be read ({error.strerror})") from error
     names = {line.partition("\t")[0].strip() for line in lines} - {""}
     return names - ({HEAD} if lines and lines[0].partition("\t")[0] == HEAD else set())
 

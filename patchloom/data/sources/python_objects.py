@@ -250,8 +250,8 @@ def examples_of(data: Any, name: str = "") -> Examples:
         raise UsageError("the data are a DataLoader, which patchloom makes itself; pass its dataset")
     if isinstance(data, Items) and not isinstance(data, Mapping):
         return _of_dataset(data, name or kind)
-    without = " without __len__ and __getitem__, which training reads by position" if _is_dataset(data) else ""
-    raise UsageError(f"the data are of type {kind}{without}; expected {_ACCEPTED}")
+    lacks = " without __len__ and __getitem__, which training reads by position" if _is_dataset(data) else ""
+    raise UsageError(f"the data are of type {kind}{lacks}; expected {_ACCEPTED}")
 
 
 def spread(total: int, count: int) -> list[int]:

@@ -206,15 +206,15 @@ def find_source(
     download: bool = False,
 ) -> Source:
     """Decide what `spec` is, one dataset or several, and list its images. Classes are not matched yet."""
-    inside = replace(reading, without=None, corrections=None, val=None)  # these apply to the whole dataset
+    inside = replace(reading, exclude=None, corrections=None, val=None)  # these apply to the whole dataset
     opening = _Opening(inside, Path(root) if root is not None else None, strict, download)
     source = _find(spec, opening)
     if not len(source.train) and source.val is None:
         raise DataError(f"{source.name}: no images inside; expected at least one")
     if reading.corrections is not None:
         source = correct(source, Path(os.path.expanduser(reading.corrections)))
-    if reading.without is not None:
-        source = leave_out(source, Path(os.path.expanduser(reading.without)))
+    if reading.exclude is not None:
+        source = leave_out(source, Path(os.path.expanduser(reading.exclude)))
     return tidy(with_val(source, reading) if reading.val else source)
 
 

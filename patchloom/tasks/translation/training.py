@@ -48,7 +48,7 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 # Settings that are about images.
 _IMAGE_OPTIONS = (
     *("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit"),
-    *("without", "corrections", "val", *RULE_OPTIONS),
+    *("exclude", "corrections", "val", *RULE_OPTIONS),
 )
 
 

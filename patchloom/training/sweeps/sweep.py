@@ -30,7 +30,7 @@ from patchloom_runtime.errors import PatchloomError, UsageError, is_device_failu
 from patchloom_runtime.printable import printable
 
 
-@renamed(changes="set")
+@renamed(changes="set", without="exclude")
 @with_near_options
 def sweep(
     data: Data,
@@ -43,7 +43,7 @@ def sweep(
     size: int | None = None,
     batch: int | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002
-    without: str | None = None,
+    exclude: str | None = None,
     out: str | None = None,
     device: str = "auto",
     workers: int | None = None,
@@ -67,7 +67,7 @@ def sweep(
     size      image size in pixels
     batch     images per update
     set       other recipe fields to change: {"augment.mixup": 0}
-    without   list of training images to leave out
+    exclude   list of training images to exclude
     out       folder of the sweep; runs/sweep-NAME-OF-DATA when left out
     device    'cpu', 'cuda' …; 'auto' takes a GPU if there is one
     workers   processes that prepare images
@@ -86,7 +86,7 @@ def sweep(
     if not grid:
         raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
     options: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
-    options |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
+    options |= {"batch": batch, "changes": dict(set or {}), "exclude": exclude, "workers": workers, "val": "held-out"}
     options["race"] = False  # the runs of a sweep differ in the fields of its grid alone
     device = resolve_device(device)
     device_kind(device)
