@@ -1,4 +1,4 @@
-"""Every command of docs/papers.md: it parses, its training can be planned, and one of every kind runs."""
+"""Every command of docs/papers/: it parses, its training can be planned, and one of every kind runs."""
 
 import json
 import re
@@ -24,7 +24,8 @@ from tests.reliability.commands import class_folders, command
 from tests.small_runs import trained  # noqa: F401
 from tests.tasks.classification.test_levels import colors, make_run
 
-PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text("utf-8")
+PAPERS = Path(__file__).parent.parent / "docs" / "papers"
+SECTIONS = [part for page in sorted(PAPERS.glob("*.md")) for part in re.split(r"(?m)^## ", page.read_text("utf-8"))[1:]]
 # Document → its tables and figures: names and how many of each.
 DOCUMENTS = {
     "ResMLP (NeurIPS version)": {"table": ["5"], "figure": ["4"]},
@@ -47,8 +48,7 @@ ELSEWHERE = {
 
 
 def rows_of(document: str) -> list[list[str]]:
-    parts = re.split(r"(?m)^## ", PAGE)[1:]
-    lines = [line for part in parts if part.startswith(document) for line in part.splitlines()]
+    lines = [line for part in SECTIONS if part.startswith(document) for line in part.splitlines()]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     rules = {place for place, row in enumerate(cells) if row[0] == "---"}  # each below the names of the columns
     return [row for place, row in enumerate(cells) if not {place, place + 1} & rules]

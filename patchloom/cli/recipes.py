@@ -31,7 +31,7 @@ def recipes(options: RecipesOptions) -> None:
             return
         print_table(["recipe", "network", "source"], [(r.name, r.model.name, r.source) for r in rows])
         print("Next: patchloom recipes deit deit3 wightman_a2   (side by side)")
-        print("Thesis: by one of the authors of DeiT, CaiT and ResMLP (docs/papers.md)")
+        print("Thesis: by one of the authors of DeiT, CaiT and ResMLP (docs/papers/)")
         return
     chosen = [get_recipe(known, options.model) for name in options.names for known in list_recipes(name) or [name]]
     if options.as_yaml:
