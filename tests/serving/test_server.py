@@ -33,6 +33,7 @@ from tests.reliability.commands import command
 from tests.serving.conftest import GOLDEN, IMAGE_FILES
 
 pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
+PATIENCE_S = 90.0  # until something that must happen has happened, on a busy machine too
 SCRIPT = """
 import json, sys
 from patchloom.serving.admission import Admission
@@ -68,7 +69,7 @@ class Server:
         self.port = int(reply["url"].rsplit(":", 1)[1])
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
@@ -83,7 +84,7 @@ class Server:
         return float(re.search(rf"^patchloom_{name} (\S+)$", text, re.MULTILINE)[1])
 
     def raw(self, data: bytes) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
         connection.sendall(data)
         return connection
 
@@ -100,7 +101,7 @@ class Server:
         """What it still said."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=20)
+        return self.process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def many() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def until(true: Callable[[], object], seconds: float = 20) -> None:
+def until(true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends

@@ -36,6 +36,8 @@ def raced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
     monkeypatch.setattr(ImagePlanner, "candidate_rows", lambda *_: ROWS)
     monkeypatch.setattr(race, "LEAST_TIME_S", 0.0)
     monkeypatch.setattr(race, "LEAST_TRIAL_S", 0.01)
+    monkeypatch.setattr(race, "MEASURING_SHARE", 0.0)
+    monkeypatch.setattr(race, "OVERRUN", math.inf)
     monkeypatch.setattr(race, "rounded_steps", lambda _: 8)
     monkeypatch.setattr("patchloom.training.timing.LONGEST_EPOCHS", 2)
     monkeypatch.chdir(tmp_path)
@@ -48,7 +50,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
 
 
 def settings(**options: Any) -> TrainingSettings:
-    own: dict[str, Any] = {"device": "cpu", "workers": 0, "time": "6s", "out": "run", "changes": TINY}
+    own: dict[str, Any] = {"device": "cpu", "workers": 0, "time": "10m", "out": "run", "changes": TINY}
     return TrainingSettings(**{"data": (SHAPES,)} | own | options)
 
 
