@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
     from patchloom.tasks.translation.translator import translate as translate
+    from patchloom.tasks.verify import sign as sign
     from patchloom.tasks.verify import verify as verify
     from patchloom.training.auditing.audit import audit as audit
     from patchloom.training.sweeps.sweep import sweep as sweep
@@ -131,6 +132,7 @@ _WHERE = {
     "search": "patchloom.inference.index",
     "serve": "patchloom.serving.verbs",
     "set_rates": "patchloom.engine.optimization",
+    "sign": "patchloom.tasks.verify",
     "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",

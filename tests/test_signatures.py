@@ -27,9 +27,11 @@ from patchloom.cli.prune import PruneOptions
 from patchloom.cli.report import ReportOptions
 from patchloom.cli.search import SearchOptions
 from patchloom.cli.serve import ServeOptions
+from patchloom.cli.sign import SignOptions
 from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
 from patchloom.cli.translate import TranslateOptions
+from patchloom.cli.verify import VerifyOptions
 from patchloom.cli.watch import WatchOptions
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier
@@ -55,6 +57,7 @@ FUNCTIONS += [
     patchloom.compare,
     patchloom.bench,
     patchloom.convert,
+    patchloom.sign,
     patchloom.verify,
     patchloom.export,
     patchloom.serve,
@@ -165,6 +168,8 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     ),
     "serve": (ServeOptions, patchloom.serve, set(), {"on_start"}),
     "app": (AppOptions, patchloom.app, set(), {"on_start"}),
+    "sign": (SignOptions, patchloom.sign, set(), set()),
+    "verify": (VerifyOptions, patchloom.verify, set(), set()),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
     "probe": (ProbeOptions, patchloom.probe, {"levels"}, set()),
     "compare": (

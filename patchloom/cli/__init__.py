@@ -31,7 +31,7 @@ VERBS = {
     TRAIN: ("check", "train", "watch", "calibrate", "sweep", "audit"),
     USE: ("predict", "translate", "index", "search", "export", "app", "serve", "convert"),
     MEASURE: ("evaluate", "compare", "probe", "report", "look", "bench", "prune", "soup"),
-    LOOK_UP: ("verify", "models", "recipes"),
+    LOOK_UP: ("verify", "sign", "models", "recipes"),
 }
 LISTINGS = (("--help",), ("-h",), ("help",))  # command lines that print the list of commands
 COMPLETION = "_PATCHLOOM_COMPLETE"  # set by a shell that completes a command line, which typer then reads

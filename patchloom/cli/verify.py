@@ -1,7 +1,6 @@
 """`patchloom verify RUN|INDEX|ARTIFACT`: check that every file is as it was written."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,17 +18,23 @@ class VerifyOptions:
         Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
     accept: Annotated[bool, Option("Accept text that was changed by hand, such as class names.")] = False
+    key: Annotated[
+        str | None, Option("Public key (PEM): also check the signature of `patchloom sign`.", metavar="PUB.pem")
+    ] = None
     as_json: Json = False
 
 
 def verify(options: VerifyOptions) -> None:
-    """Compare all files with their checksums: weights, numbers, names, checkpoints. Exits with 4 if one differs."""
+    """Compare all files with their checksums, and with --key with their signature. Exits with 4 if one differs.
+
+    patchloom verify runs/photos --key pub.pem
+    """
     from patchloom.cli.output import print_json, print_result
     from patchloom.tasks.verify import verify as verify_folder
     from patchloom_runtime.errors import CheckpointError
     from patchloom_runtime.printable import printable
 
-    report = verify_folder(Path(options.folder), accepted=options.accept)
+    report = verify_folder(options.folder, accept=options.accept, key=options.key)
     if options.as_json:
         wrong = [{"file": name, "reason": reason} for name, reason in report.wrong.items()]
         print_json(
@@ -54,6 +59,9 @@ def verify(options: VerifyOptions) -> None:
             names = ", ".join(report.without_checksum)
             print(f"note: files older than checksums, in which a changed byte would not be noticed: {names}")
         if not report.wrong:
-            print_result(f"{printable(options.folder)}: {len(report.checked):,} files, all as they were written")
+            signed = f", and signed with the private key of {printable(options.key)}" if options.key else ""
+            print_result(
+                f"{printable(options.folder)}: {len(report.checked):,} files, all as they were written{signed}"
+            )
     if report.wrong:
         raise typer.Exit(CheckpointError.exit_code)

@@ -1,4 +1,4 @@
-"""`patchloom verify`: compare all files of a run, an index or an artifact with their checksums, and read them."""
+"""`patchloom verify` and `sign`: compare all files of a run, an index or an artifact with checksums or a signature."""
 
 import os
 from collections import Counter
@@ -14,13 +14,16 @@ from patchloom.inference.index_files import IndexMetadata, IndexPart, StoredVect
 from patchloom.runs.calibration import FILE as CALIBRATION
 from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
-from patchloom.runs.checksums import accept, read_checked, read_checksums
+from patchloom.runs.checksums import accept as accept_changes
+from patchloom.runs.checksums import read_checked, read_checksums
 from patchloom.runs.config import read_recipe
 from patchloom.runs.metrics import METRICS, metrics_fault
 from patchloom.runs.predictions import MOST_BYTES
 from patchloom.runs.provenance import PROVENANCE, read_provenance
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.runs.signature import FILE as SIGNATURE
+from patchloom.runs.signature import check_key, check_signature, write_signature
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
@@ -29,7 +32,7 @@ from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.artifacts.metadata import metadata_path
 from patchloom_runtime.artifacts.metadata import read_about as read_artifact
 from patchloom_runtime.engines.engine import ENGINES
-from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
+from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError, with_near_options
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 # Text files, which a user may edit. Weights and predictions are as they were written, or damaged.
@@ -60,22 +63,67 @@ class VerifyReport:
             self.wrong.setdefault(name, str(error))
 
 
-def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
-    """Check all files of a run, an index or an artifact; `accepted` first accepts text files as they are."""
-    if is_artifact(folder):
-        return _verify_artifact(folder, accepted=accepted)
-    if os.path.isfile(folder / INDEX):
-        return _verify_index(folder, accepted=accepted)
-    if not os.path.isfile(folder / "config.json"):
+@with_near_options
+def verify(
+    folder: str | os.PathLike[str], *, accept: bool = False, key: str | os.PathLike[str] | None = None
+) -> VerifyReport:
+    """Check all files of a run, an index or an artifact.
+
+    folder  of a run, an index or an artifact
+    accept  first accept text files that were changed by hand
+    key     file with a public key. Raises CheckpointError unless its private key signed the folder as it is.
+    """
+    path = Path(folder)
+    _check_folder(path)
+    if key is None:
+        return _verify(path, accept=accept)
+    if accept:
+        raise UsageError("--accept and --key exclude each other: accept the changes, then sign the folder again")
+    check_key(Path(key), private=False)
+    check_signature(path, Path(key))
+    report = _verify(path, accept=False)
+    report.checked.append(SIGNATURE)
+    return report
+
+
+@with_near_options
+def sign(folder: str | os.PathLike[str], *, key: str | os.PathLike[str]) -> VerifyReport:
+    """Sign all files of a run, an index or an artifact, in `model.sig`. `verify` with the public key checks it.
+
+    Raises CheckpointError if a file is damaged.
+
+    folder  of a run, an index or an artifact
+    key     file with a private elliptic-curve key (PEM)
+    """
+    path = Path(folder)
+    _check_folder(path)
+    check_key(Path(key), private=True)
+    with locked(path):
+        report = _verify(path, accept=False)
+        if report.wrong:
+            raise CheckpointError(f"{folder} is not signed: {next(iter(report.wrong.values()))}")
+        write_signature(path, Path(key))
+    return report
+
+
+def _check_folder(folder: Path) -> None:
+    if not is_artifact(folder) and not any(os.path.isfile(folder / name) for name in (INDEX, "config.json")):
         raise UsageError(
             f"{folder} is neither the folder of a run nor an index or artifact: it has no config.json, {INDEX} or "
             "artifact.json"
         )
+
+
+def _verify(folder: Path, *, accept: bool) -> VerifyReport:
+    if is_artifact(folder):
+        return _verify_artifact(folder, accept=accept)
+    if os.path.isfile(folder / INDEX):
+        return _verify_index(folder, accept=accept)
     edited: list[str] = []
-    if accepted:
+    if accept:
         with locked(folder):
             edited = [name for name in BY_HAND if (folder / name).is_file() and _differs(folder, name)]
-            accept(folder, edited)
+            accept_changes(folder, edited)
     report = _verify_run(folder)
     report.accepted = edited
     return report
@@ -145,9 +193,9 @@ def _read_metrics(folder: Path) -> None:
 # An index -----------------------------------------------------------------------------------------------------------
 
 
-def _verify_index(folder: Path, *, accepted: bool) -> VerifyReport:
+def _verify_index(folder: Path, *, accept: bool) -> VerifyReport:
     report = VerifyReport(folder, "index")
-    if accepted:
+    if accept:
         with locked(folder):
             about = read_about(folder, accepted=True)
             before = read_plain(folder / INDEX)
@@ -187,8 +235,8 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
 # An artifact --------------------------------------------------------------------------------------------------------
 
 
-def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:
-    if accepted:
+def _verify_artifact(folder: Path, *, accept: bool) -> VerifyReport:
+    if accept:
         raise UsageError(f"--accept applies to runs and indexes; {folder} is an artifact: export it again instead")
     report, name = VerifyReport(folder, "artifact"), metadata_path(folder).name
     report.check(name, lambda: read_artifact(folder))

@@ -155,7 +155,7 @@ def test_a_change_on_purpose_is_accepted_by_name(run: Path, made: Path, monkeypa
 def test_weights_and_decisions_are_never_accepted(run: Path) -> None:
     for name in ("weights.safetensors", "predictions.safetensors"):
         before = flipped(run / name, random.Random(1))
-        found = verify(run, accepted=True)
+        found = verify(run, accept=True)
         assert (list(found.wrong), found.accepted) == ([name], [])
         (run / name).write_bytes(before)
 
@@ -166,7 +166,7 @@ def test_lost_or_damaged_checksums_can_be_written_again(run: Path) -> None:
         load(run, device="cpu")
     for fact in ("checksums.json", "--accept"):
         assert fact in str(error.value)
-    found = verify(run, accepted=True)
+    found = verify(run, accept=True)
     assert found.wrong == {}
     assert {"config.json", "labels.json"} <= set(found.accepted)
     assert found.without_checksum == ["predictions.safetensors"]
@@ -322,7 +322,7 @@ def test_an_index_changed_on_purpose_is_accepted(collection: Path, made: Path, t
     values = json.loads((collection / "index.json").read_text())
     (collection / "index.json").write_text(json.dumps(values | {"model": str(tmp_path / "moved")}))
     assert "--accept" in verify(collection).wrong["index.json"]
-    found = verify(collection, accepted=True)
+    found = verify(collection, accept=True)
     assert (found.wrong, found.accepted) == ({}, ["index.json"])
     assert len(open_index(collection, model=str(made / "run"), device="cpu")) == 20
 
