@@ -9,7 +9,7 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from patchloom.data.batches.decoded_dataset import make_evaluation_loader as make_evaluation_loader

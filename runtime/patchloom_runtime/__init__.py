@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from patchloom_runtime.artifacts.artifact import Artifact as Artifact
     from patchloom_runtime.artifacts.artifact import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Artifact", "load"]
 
 
