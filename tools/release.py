@@ -6,8 +6,9 @@
     python tools/release.py sbom                     # dist/: the packages in both core environments (CycloneDX)
 
 docs/releasing.md describes the whole release. `check` runs outside the checkout. Environments are made in .release/:
-`runtime` (patchloom-runtime with onnxruntime), `core` (patchloom without extras), and one per extra on top of `core`,
-which installs what the extra adds and reads everything else from `core`: torch would otherwise be installed 17 times.
+`core` (patchloom without extras), one per extra, `runtime` (patchloom-runtime with onnxruntime) and `server`
+(deploy/Dockerfile.serve). An extra's environment installs what the extra adds and reads everything else from `core`:
+torch would otherwise be installed 17 times. `runtime` and `server` use the artifact that `export` writes.
 """
 
 import argparse
@@ -44,7 +45,8 @@ EXTRAS = {
     "sign": "model_signing OpenSSL",
     "docs": "mkdocs material",
 }
-# Commands that need an extra: `core` refuses them and names the extra. KEY is a private key, next to its public key.
+ENVIRONMENTS = ["core", *EXTRAS, "runtime", "server"]
+# Commands that need an extra: `core` refuses them and names the extra.
 COMMANDS = {
     "digits": ["train digits --epochs 1 --set train_share=0.1 --out runs/digits"],
     "export": ["export runs/photos --out photos-onnx"],
@@ -60,9 +62,20 @@ for number, name in enumerate(("rose", "tulip")):
         PIL.Image.fromarray(pixels).save(folder / f"{i}.png")
 PIL.Image.open("photos/rose/0.png").save("new.jpg")
 """
+SERVER_FILE = ROOT / "deploy" / "Dockerfile.serve"
 SERVED = """
-import patchloom.serving.asgi, pathlib
-assert callable(patchloom.serve)
+import http.client, importlib.util, os, signal, threading, patchloom
+
+def predict(address):
+    connection = http.client.HTTPConnection(address.removeprefix("http://").strip("/"))
+    connection.request("POST", "/predict", open("new.jpg", "rb").read())
+    answers.append(connection.getresponse().read())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+answers = []
+assert importlib.util.find_spec("torch") is None
+patchloom.serve("photos-onnx", port=0, on_start=lambda address, _: threading.Thread(target=predict, args=[address]).start())
+assert b"rose" in answers[0], answers
 """
 PREDICTED = """
 import importlib.util, patchloom_runtime
@@ -150,7 +163,7 @@ class Environment:
         return subprocess.run([self.python, *words], cwd=place, env=clean, capture_output=True, text=True, timeout=600)
 
     def script(self) -> Path:
-        """Return the command `patchloom` of this environment, or else of the one below."""
+        """Return the command `patchloom` of this environment, or else of `core`."""
         places = [self.python.parent, PLACE / "core" / self.python.parent.name]
         return next(path for place in places for path in place.glob("patchloom*"))
 
@@ -169,22 +182,23 @@ def readme_commands() -> tuple[list[str], str]:
 
 
 def check(only: list[str], python: str) -> None:
-    wanted = set(only or ["runtime", "core", *EXTRAS])
+    wanted = set(only or ENVIRONMENTS)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         core = check_core(place, python)
         for extra in [name for name in EXTRAS if name in wanted]:
             check_extra(extra, core, place, python)
+        if "server" in wanted:
+            check_server(place, python)
         if "runtime" in wanted:
-            runtime = Environment("runtime", f"patchloom-runtime[onnx]=={version()}", python)
-            if "export" in wanted:
-                runtime.run(place, "-c", PREDICTED)
+            runtime = Environment("runtime", [f"patchloom-runtime[onnx]=={version()}"], python)
+            runtime.run(place, "-c", PREDICTED)
     print(f"checked: {', '.join(sorted(wanted))}")
 
 
 def check_core(place: Path, python: str) -> Environment:
     """Run the README in the core environment, and the commands that need an extra, which must name it."""
-    core = Environment("core", f"patchloom=={version()}", python)
+    core = Environment("core", [f"patchloom=={version()}"], python)
     modules = [module for names in EXTRAS.values() for module in names.split()]
     absent = (
         f"import importlib.util as u; present = [m for m in {modules} if u.find_spec(m)]; assert not present, present"
@@ -207,10 +221,8 @@ def check_core(place: Path, python: str) -> Environment:
 
 def check_extra(extra: str, core: Environment, place: Path, python: str) -> None:
     """Import what an extra adds, and run the commands that need it."""
-    own = Environment(extra, f"patchloom[{extra}]=={version()}", python, below=core)
+    own = Environment(extra, [f"patchloom[{extra}]=={version()}"], python, below=core)
     own.run(place, "-c", f"import {', '.join(EXTRAS[extra].split())}")
-    if extra == "serve":
-        own.run(place, "-c", SERVED)
     if extra == "sign":
         subprocess.run(
             shlex.split("openssl ecparam -name prime256v1 -genkey -noout -out key.pem"), cwd=place, check=True
@@ -220,21 +232,28 @@ def check_extra(extra: str, core: Environment, place: Path, python: str) -> None
         own.patchloom(place, command)
 
 
+def check_server(place: Path, python: str) -> None:
+    """Serve the artifact that `export` wrote as deploy/Dockerfile.serve does: without torch."""
+    packages = re.search(r'PACKAGES="(.+)"', SERVER_FILE.read_text("utf-8"))[1].split()
+    server = Environment("server", packages, python)
+    server.install("--no-deps", f"patchloom=={version()}")
+    server.run(place, "-c", SERVED)
+
+
 def write_sboms(python: str) -> None:
-    for name, requirement in (("patchloom", "core"), ("patchloom-runtime", "runtime")):
-        environment = PLACE / requirement
-        if not environment.exists():
-            Environment(requirement, f"{name}=={version()}", python)
-        out = DIST / f"{name}-{version()}.cdx.json"
-        project = PACKAGES[name.replace("-", "_")] / "pyproject.toml"
+    for name, package in (("core", "patchloom"), ("runtime", "patchloom-runtime[onnx]")):
+        environment = Environment(name, [f"{package}=={version()}"], python)
+        package = package.removesuffix("[onnx]")
+        project = PACKAGES[package.replace("-", "_")] / "pyproject.toml"
+        out = DIST / f"{package}-{version()}.cdx.json"
         command = ["environment", "--pyproject", project, "--output-reproducible", "--output-file", out]
-        run([sys.executable, "-m", "cyclonedx_py", *command, environment])
+        run([sys.executable, "-m", "cyclonedx_py", *command, environment.folder])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=["build", "check", "sbom"])
-    parser.add_argument("--only", nargs="+", default=[], choices=["runtime", "core", *EXTRAS], metavar="ENVIRONMENT")
+    parser.add_argument("--only", nargs="+", default=[], choices=ENVIRONMENTS, metavar="ENVIRONMENT")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments")
     options = parser.parse_args()
     if options.step == "build":
