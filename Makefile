@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-fast test-all test-oldest coverage check docs house fuzz format clean
+.PHONY: demo test test-fast test-all test-oldest test-gpu coverage lint check docs house fuzz format \
+	dist release-check sbom audit clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -61,11 +62,15 @@ OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_pr
 test-oldest: .venv-oldest/.ready
 	$(OLDEST)/pytest -n 2 $(OLDEST_TESTS)
 
-check: $(READY)
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+
+check: lint test
 
 # The site, into site/, without a network; `make check` builds it too (tests/test_docs.py).
 docs: $(READY)
@@ -91,9 +96,31 @@ FUZZ_SECONDS ?= 600
 fuzz: .venv-fuzz/.ready
 	$(FUZZ)/python benchmarks/fuzz.py --seconds $(FUZZ_SECONDS)
 
+RELEASE := .venv-release/bin
+
+.venv-release/.ready: constraints.txt
+	$(PYTHON) -m venv .venv-release
+	$(RELEASE)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		build hatchling twine cyclonedx-bom pip-audit
+	touch .venv-release/.ready
+
+# docs/releasing.md describes these four. They use tools/release.py.
+dist: .venv-release/.ready
+	$(RELEASE)/python tools/release.py build
+
+release-check: dist
+	$(RELEASE)/python tools/release.py check --python $(PYTHON)
+
+sbom: .venv-release/.ready
+	$(RELEASE)/python tools/release.py sbom --python $(PYTHON)
+
+# Asks the database of the Python Packaging Authority about every package that `make sbom` lists.
+audit: sbom
+	$(RELEASE)/pip-audit --path .release/core/lib/python*/site-packages
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-fuzz .fuzz
+	rm -rf .venv .venv-oldest .venv-fuzz .venv-release .release .fuzz

@@ -72,9 +72,12 @@ def predict(address):
     answers.append(connection.getresponse().read())
     os.kill(os.getpid(), signal.SIGTERM)
 
+def started(address, app):
+    threading.Thread(target=predict, args=[address]).start()
+
 answers = []
 assert importlib.util.find_spec("torch") is None
-patchloom.serve("photos-onnx", port=0, on_start=lambda address, _: threading.Thread(target=predict, args=[address]).start())
+patchloom.serve("photos-onnx", port=0, on_start=started)
 assert b"rose" in answers[0], answers
 """
 PREDICTED = """
@@ -127,15 +130,27 @@ def build_twice() -> None:
 
 
 class Environment:
-    """A new environment in .release/ with a wheel of dist/, and what `requirement` adds to it."""
+    """An environment in .release/ with these packages; made anew if they, the wheels or the interpreter are others."""
 
-    def __init__(self, name: str, requirement: str, python: str, below: "Environment | None" = None) -> None:
-        self.folder = PLACE / name
+    def __init__(self, name: str, packages: list[str], python: str, below: "Environment | None" = None) -> None:
+        self.folder, stamp = PLACE / name, PLACE / f"{name}.txt"
+        contents = [python, *packages, (DIST / "SHA256SUMS").read_text("utf-8"), below.digest if below else ""]
+        self.digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()
+        if stamp.exists() and stamp.read_text("utf-8") == self.digest:
+            return
+        stamp.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         run([python, "-m", "venv", "--without-pip", self.folder])
-        self.python = next(path for path in self.folder.glob("*/python*") if path.stem == "python")
         if below:
             (self.packages() / "below.pth").write_text(f"{below.packages()}\n", "utf-8")
+        self.install(*packages)
+        stamp.write_text(self.digest, "utf-8")
+
+    @property
+    def python(self) -> Path:
+        return next(path for path in self.folder.glob("*/python*") if path.stem == "python")
+
+    def install(self, *words: str) -> None:
         pip = [
             sys.executable,
             "-m",
@@ -146,7 +161,7 @@ class Environment:
             "--quiet",
             "--disable-pip-version-check",
         ]
-        run([*pip, "--constraint", CONSTRAINTS, "--find-links", DIST, requirement])
+        run([*pip, "--constraint", CONSTRAINTS, "--find-links", DIST, *words])
 
     def packages(self) -> Path:
         return next(path for path in self.folder.rglob("site-packages") if path.is_dir())
