@@ -13,6 +13,7 @@ torch would otherwise be installed 17 times. `runtime` and `server` use the arti
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -263,6 +264,11 @@ def write_sboms(python: str) -> None:
         out = DIST / f"{package}-{version()}.cdx.json"
         command = ["environment", "--pyproject", project, "--output-reproducible", "--output-file", out]
         run([sys.executable, "-m", "cyclonedx_py", *command, environment.folder])
+        contents = json.loads(out.read_text("utf-8"))
+        contents["metadata"]["component"]["version"] = (
+            version()
+        )  # dynamic in pyproject.toml, which cyclonedx leaves out
+        out.write_text(json.dumps(contents, indent=2) + "\n", "utf-8")
 
 
 def main() -> None:
