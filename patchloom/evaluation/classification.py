@@ -26,7 +26,14 @@ from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
 from patchloom.data.labels.class_balance import is_imbalanced
-from patchloom.evaluation.calibration import BINS, Reliability, reliability
+from patchloom.evaluation.calibration import (
+    BINS,
+    LabeledLogits,
+    Reliability,
+    TemperatureFit,
+    choose_temperature,
+    reliability,
+)
 from patchloom.evaluation.intervals import wilson
 from patchloom_runtime.errors import DataError, UsageError, first_line
 
@@ -61,6 +68,7 @@ class ClassificationReport:
     confidence: np.ndarray  # (N,) float32, probability of the prediction
     losses: np.ndarray  # (N,) float32
     temperature: float = 1.0  # of confidence and losses
+    fit: TemperatureFit | None = None  # how the temperature was chosen, if on these images
     logits: np.ndarray | None = None  # (N, K) float32, if kept
     distances: np.ndarray | None = None  # (N,) float32 from the training images, if measured
     own: Mapping[str, float] = field(default_factory=dict, kw_only=True)  # metrics of the user
@@ -134,6 +142,12 @@ class ClassificationReport:
             torch.from_numpy(self.logits), torch.from_numpy(self.labels), temperature
         )
         return replace(self, confidence=confidence.numpy(), losses=losses.numpy(), temperature=temperature)
+
+    def calibrated(self) -> "ClassificationReport":
+        """Return the report at the temperature chosen on its images; the logits must have been kept."""
+        assert self.logits is not None
+        fit = choose_temperature(LabeledLogits(self.logits, self.labels, self.index))
+        return replace(self.at_temperature(fit.temperature), fit=fit)
 
     def worst(self, count: int = 20) -> list[Mistake]:
         """Return the most confident mistakes, most confident first."""

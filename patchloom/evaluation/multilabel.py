@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch
+from patchloom.evaluation.calibration import LabeledLogits, TemperatureFit, choose_temperature
 from patchloom.evaluation.intervals import bootstrap_weights, central
 from patchloom.evaluation.target_vectors import predict_vectors
 
@@ -85,6 +86,7 @@ class MultilabelReport:
     thresholds: Thresholds
     temperature: float = 1.0  # of the scores
     logits: np.ndarray | None = None  # (N, K) float32; None for a report that was read from a file
+    fit: TemperatureFit | None = None  # how the temperature was chosen, if on these images
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield "map", self.mean_ap
@@ -98,19 +100,24 @@ class MultilabelReport:
         count = f"{len(self.index):,} images, {len(self.classes)} labels"
         return f"MultilabelReport({count}: mAP {self.mean_ap:.2f} %, micro-F1 {self.micro_f1:.2f} %)"
 
-    def decision_logits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logits (M, 2) against and for each known label of an image, and whether it applies (M,)."""
+    @property
+    def decisions_on_labels(self) -> LabeledLogits:
+        """The logits (M, 2) against and for each known label of an image, and whether it applies."""
         assert self.logits is not None
         known = ~np.isnan(self.targets)
-        return np.stack([np.zeros(known.sum(), np.float32), self.logits[known]], axis=1), self.targets[known].astype(
-            int
-        )
+        logits = np.stack([np.zeros(known.sum(), np.float32), self.logits[known]], axis=1)
+        return LabeledLogits(logits, self.targets[known].astype(int), np.nonzero(known)[0])
 
     def at_temperature(self, temperature: float) -> "MultilabelReport":
         """Return the report with the scores at another temperature; it must have logits."""
         assert self.logits is not None
         scores = (torch.from_numpy(self.logits) / temperature).sigmoid().numpy()
         return replace(self, scores=scores, temperature=temperature)
+
+    def calibrated(self) -> "MultilabelReport":
+        """Return the report at the temperature and the thresholds chosen on its images; it must have logits."""
+        fit = choose_temperature(self.decisions_on_labels)
+        return replace(self.at_temperature(fit.temperature).with_thresholds(), fit=fit)
 
     def with_thresholds(self, thresholds: Thresholds | None = None) -> "MultilabelReport":
         """Return the report with other thresholds; by default with those that maximize F1 on its images."""

@@ -5,7 +5,7 @@ to: after further training, a calibration of earlier weights is ignored. Runs of
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from patchloom.evaluation.calibration import TemperatureFit
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.files import json_bytes, parsed, read_run_file, refuse_format, refuse_shape
 from patchloom_runtime.calibration import UNCALIBRATED, Calibration, Reliability
@@ -23,7 +24,8 @@ FILE, FEATURES = "calibration.json", "training_features.safetensors"
 FORMAT = 1
 _MOST_HEADER = 100 << 20  # bytes, the limit of safetensors
 _MOST_FEATURES = 1 << 30  # bytes
-_SHAPE = {"format": int, "weights": str, "images": int, "before?": dict, "after?": dict, "rules": dict}
+_FIT = {"fitted": float, "loss_without": float, "loss_with": float}
+_SHAPE = {"format": int, "weights": str, "images": int, "before?": dict, "after?": dict, "fit?": _FIT, "rules": dict}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,18 @@ class RunCalibration:
     images: int = 0  # of val that it was fitted on; 0 for a run without a calibration
     before: Reliability | None = None
     after: Reliability | None = None
+    fit: TemperatureFit | None = None  # None in runs of earlier versions
     features: np.ndarray | None = field(default=None, repr=False)  # (M, C) float16 unit vectors of the distance rule
+
+    @property
+    def temperature_in_words(self) -> str:
+        """How the logits become probabilities, as a sentence."""
+        if self.fit is None or self.fit.helps:
+            return f"Logits are divided by {self.rules.temperature:.3g}, fitted on val."
+        return (
+            f"Logits are used as they are: a temperature of {self.fit.fitted:.3g} does not lower the loss of images "
+            f"it was not fitted to ({self.fit.loss_without:.4g} → {self.fit.loss_with:.4g})."
+        )
 
 
 def write_calibration(folder: Path, calibration: RunCalibration) -> None:
@@ -48,6 +61,8 @@ def write_calibration(folder: Path, calibration: RunCalibration) -> None:
     for name in ("before", "after"):
         if (measured := getattr(calibration, name)) is not None:
             values[name] = measured.to_dict()
+    if calibration.fit is not None:
+        values["fit"] = asdict(calibration.fit)
     files = {} if calibration.features is None else {FEATURES: save({"vectors": calibration.features})}
     write_checked(folder, files | {FILE: json_bytes(values)})
 
@@ -63,6 +78,7 @@ def read_calibration(folder: Path) -> RunCalibration:
     try:
         rules = Calibration.from_dict(values["rules"])
         measured = {name: Reliability.from_dict(values[name]) for name in ("before", "after") if name in values}
+        fit = TemperatureFit(**{name: values["fit"][name] for name in _FIT}) if "fit" in values else None
         if values["images"] < 0:
             raise ValueError("it counts images below 0")
     except ValueError as error:
@@ -70,7 +86,7 @@ def read_calibration(folder: Path) -> RunCalibration:
     if values["weights"] != stored_digest(folder):
         return RunCalibration()
     features = _read_features(folder, rules.distance.stored) if rules.distance else None
-    return RunCalibration(rules, values["images"], features=features, **measured)
+    return RunCalibration(rules, values["images"], fit=fit, features=features, **measured)
 
 
 def _read_features(folder: Path, shape: tuple[int, int]) -> np.ndarray:

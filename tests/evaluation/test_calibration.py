@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from patchloom.evaluation.calibration import (
+    FOLDS,
+    LabeledLogits,
     Scored,
+    TemperatureFit,
     binomial_cdf,
     certified_threshold,
+    choose_temperature,
     conformal_limit,
     fewest_images,
     fit_temperature,
@@ -68,6 +72,49 @@ def test_infinite_logits_have_a_temperature() -> None:
     logits, labels = drawn_logits(50, 1.0)
     logits[0, 0] = -np.inf
     assert TEMPERATURES[0] <= fit_temperature(logits, labels) <= TEMPERATURES[1]
+
+
+@pytest.mark.parametrize(("sharpness", "rows_per_image"), [(2.5, 1), (2.5, 4), (1.0, 4)])
+def test_a_temperature_is_judged_by_images_it_was_not_fitted_to(sharpness: float, rows_per_image: int) -> None:
+    logits, labels = drawn_logits(200, sharpness)
+    images = np.arange(200) // rows_per_image
+    parts = np.random.default_rng(0).permutation(images.max() + 1) % FOLDS
+    losses: dict[str, list[float]] = {"without": [], "with": []}
+    for row, image in enumerate(images):
+        others = parts[images] != parts[image]
+        fitted = fit_temperature(logits[others], labels[others])
+        for name, temperature in (("without", 1.0), ("with", fitted)):
+            shares = torch.from_numpy(logits[row]).double().div(temperature).log_softmax(dim=0)
+            losses[name].append(-float(shares[labels[row]]))
+    fit = choose_temperature(LabeledLogits(logits, labels, images))
+    assert fit.loss_without == pytest.approx(np.mean(losses["without"]))
+    assert fit.loss_with == pytest.approx(np.mean(losses["with"]))
+    assert fit.fitted == pytest.approx(fit_temperature(logits, labels))
+    assert fit.helps == (np.mean(losses["with"]) < np.mean(losses["without"]))
+
+
+def test_a_temperature_that_does_not_help_is_not_used() -> None:
+    assert TemperatureFit(2.0, 0.5, 0.6).temperature == TemperatureFit(2.0, 0.5, 0.5).temperature == 1
+    assert TemperatureFit(2.0, 0.5, 0.4).temperature == 2
+
+
+def test_one_image_does_not_show_that_a_temperature_helps() -> None:
+    logits, labels = drawn_logits(300, 3.0)
+    assert not choose_temperature(LabeledLogits(logits, labels, np.zeros(300))).helps
+
+
+def test_the_choice_costs_calibrated_networks_less_than_always_a_temperature() -> None:
+    """Over 100 draws of 60 images from a calibrated network: excess loss in truth, chosen against always fitted."""
+    chosen, always, kept = 0.0, 0.0, 0
+    truth = reliability_at(*drawn_logits(5_000, 1.0, seed=999), 1.0).loss
+    held_out = drawn_logits(5_000, 1.0, seed=999)
+    for seed in range(100):
+        fit = choose_temperature(LabeledLogits(*drawn_logits(60, 1.0, seed), np.arange(60)))
+        always += reliability_at(*held_out, fit.fitted).loss - truth
+        chosen += reliability_at(*held_out, fit.temperature).loss - truth
+        kept += fit.helps
+    assert kept < 50
+    assert 0 < chosen < always
 
 
 def test_reliability_counts_every_prediction_in_its_bin() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchloom.evaluation.calibration import TemperatureFit
 from patchloom.runs.calibration import FEATURES, FILE, RunCalibration, read_calibration, write_calibration
 from patchloom.runs.checksums import accept
 from patchloom.runs.weights import read_weights, save_weights
@@ -15,19 +16,20 @@ from patchloom_runtime.errors import CheckpointError
 
 RULES = Calibration(1.5, ("green",), Promise(0.05, 0.9, 0.7, 0.91, 100), DistanceRule(0.3, 2, 0.01, 50, (4, 3)))
 MEASURED = Reliability(0.5, (ReliabilityBin(10, 0.25, 0.5), ReliabilityBin(0, 0.0, 0.0)))
+FIT = TemperatureFit(1.5, 0.75, 0.5)
 FEATURES_OF_RULES = np.eye(4, 3, dtype=np.float16)
 
 
 @pytest.fixture
 def calibrated(run: Callable[[str], Path]) -> Path:
     folder = run("a")
-    write_calibration(folder, RunCalibration(RULES, 12, MEASURED, MEASURED, FEATURES_OF_RULES))
+    write_calibration(folder, RunCalibration(RULES, 12, MEASURED, MEASURED, FIT, FEATURES_OF_RULES))
     return folder
 
 
 def test_reading_returns_what_was_written(calibrated: Path) -> None:
     read = read_calibration(calibrated)
-    assert (read.rules, read.images, read.before, read.after) == (RULES, 12, MEASURED, MEASURED)
+    assert (read.rules, read.images, read.before, read.after, read.fit) == (RULES, 12, MEASURED, MEASURED, FIT)
     np.testing.assert_array_equal(read.features, FEATURES_OF_RULES)
 
 

@@ -8,7 +8,7 @@ had no part in the choice.
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from patchloom.data.sources.source import open_data
 from patchloom.data.sources.specs import Data
 from patchloom.disk import locked
 from patchloom.evaluation.calibration import (
+    LabeledLogits,
     Scored,
     certified_threshold,
+    choose_temperature,
     conformal_limit,
     fewest_images,
-    fit_temperature,
     parts_of,
 )
 from patchloom.evaluation.classification import ClassificationReport
@@ -90,6 +91,8 @@ class CalibrationResult:
         assert after is not None
         errors = f"calibration error {before.calibration_error:.2f} % → {after.calibration_error:.2f} %"
         lines = [f"temperature {rules.temperature:.3g}: {errors} on {self.calibration.images:,} images"]
+        if self.calibration.fit and not self.calibration.fit.helps:
+            lines = [self.calibration.temperature_in_words]
         if rules.promise:
             lines.append(rules.promise.in_words())
         if rules.distance:
@@ -107,6 +110,7 @@ class CalibrationResult:
             "images": self.calibration.images,
             "calibration_error_before": before.calibration_error if before else None,
             "calibration_error": after.calibration_error if after else None,
+            "temperature_fit": asdict(self.calibration.fit) if self.calibration.fit else None,
             **self.calibration.rules.to_dict(),
             "notes": list(self.notes),
         }
@@ -229,16 +233,16 @@ def fit_rules(
             distance, features = None, None
         else:
             distance = replace(distance, limit=limit, images=len(chosen))
-    temperature = fit_temperature(report.logits[chosen], report.labels[chosen])
-    rules = Calibration(temperature, settings.negatives, None, distance)
-    after = report.at_temperature(temperature)
+    fit = choose_temperature(LabeledLogits(report.logits[chosen], report.labels[chosen], report.index[chosen]))
+    rules = Calibration(fit.temperature, settings.negatives, None, distance)
+    after = report.at_temperature(fit.temperature)
     if settings.max_error is not None:
         promise = _promise(rules, after, chosen, tested, settings.max_error, settings.confidence)
         if isinstance(promise, str):
             return CalibrationResult(folder, RunCalibration(rules), None, (*notes, promise))
         rules = replace(rules, promise=promise)
     before = report.at_temperature(1.0).reliability()
-    calibration = RunCalibration(rules, len(report.index), before, after.reliability(), features)
+    calibration = RunCalibration(rules, len(report.index), before, after.reliability(), fit, features)
     return CalibrationResult(folder, calibration, Predictions(after, fingerprint(images)), tuple(notes))
 
 

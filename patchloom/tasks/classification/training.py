@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Run
-from patchloom.evaluation.calibration import fit_temperature
 from patchloom.evaluation.classification import ClassificationReport, metric_names
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluation_methods import EvaluationSettings
@@ -69,11 +68,11 @@ class ClassificationTraining(WholeImageTraining):
         return ClassJudge(plan, processes)
 
     def evaluate_best(self, plan: ImagePlan, run: Run, network: Any, reports: Sequence[Any]) -> Any:
-        """Evaluate the best weights on val, at the temperature that is fitted to these predictions."""
+        """Evaluate the best weights on val, at the temperature that is chosen on these predictions."""
         report: ClassificationReport | None = super().evaluate_best(plan, run, network, reports)
         if report is None or report.logits is None or not np.isfinite(report.logits).all():
             return report
-        return report.at_temperature(fit_temperature(report.logits, report.labels))
+        return report.calibrated()
 
     def write_val(self, plan: ImagePlan, report: ClassificationReport) -> None:
         """Write `predictions.safetensors`, one row per image of val, and `calibration.json`."""
@@ -82,7 +81,7 @@ class ClassificationTraining(WholeImageTraining):
             return
         before, after = report.at_temperature(1.0).reliability(), report.reliability()
         rules = Calibration(report.temperature, plan.settings.negatives)
-        write_calibration(plan.folder, RunCalibration(rules, len(report.index), before, after))
+        write_calibration(plan.folder, RunCalibration(rules, len(report.index), before, after, report.fit))
         if plan.settings.max_error is not None:
             _fit_promise(plan)
 

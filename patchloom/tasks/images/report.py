@@ -31,6 +31,7 @@ from patchloom.report.sections import (
     reliability_section,
 )
 from patchloom.runs.branch_norms import read_branch_norms
+from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.predictions import Predictions
 from patchloom.runs.run_metadata import data_path
 from patchloom.tasks.images.run_contents import (
@@ -43,7 +44,7 @@ from patchloom.tasks.images.run_contents import (
 )
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import TaskPage
-from patchloom_runtime.calibration import Calibration, Reliability
+from patchloom_runtime.calibration import Reliability
 from patchloom_runtime.errors import DataError
 
 MAX_MISTAKES = 24
@@ -106,7 +107,7 @@ def _sections(
         sections.append(confusion_section(report.confusion, names))
         sections.append(class_section(report.class_accuracy, names, report.confusion))
         if (calibration := contents.calibration).before and calibration.after:
-            sections.append(reliability_section(calibration.before, calibration.after, _rule_notes(calibration.rules)))
+            sections.append(reliability_section(calibration.before, calibration.after, _rule_notes(calibration)))
         if mistakes := _mistakes(contents, images, report):
             sections.append(mistake_section(mistakes, names))
     if pictures:
@@ -114,9 +115,9 @@ def _sections(
     return sections
 
 
-def _rule_notes(rules: Calibration) -> list[str]:
+def _rule_notes(calibration: RunCalibration) -> list[str]:
     """Return sentences on the temperature and on when the model abstains."""
-    notes = [f"Logits are divided by {rules.temperature:.3g}, fitted on val."]
+    rules, notes = calibration.rules, [calibration.temperature_in_words]
     if rules.promise:
         notes.append(f"Promise: {rules.promise.in_words()}. Below {rules.promise.threshold:.1%} it does not answer.")
     if rules.distance:

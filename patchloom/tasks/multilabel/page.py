@@ -64,7 +64,7 @@ def _reliability(folder: Path, notes: list[str]) -> list[Markup]:
     calibration = attempted(lambda: read_calibration(folder), notes)
     if calibration is None or calibration.before is None or calibration.after is None:
         return []
-    note = f"Every label of every val image. Logits are divided by {calibration.rules.temperature:.3g}, fitted on val."
+    note = f"Every label of every val image. {calibration.temperature_in_words}"
     return [reliability_section(calibration.before, calibration.after, [note])]
 
 

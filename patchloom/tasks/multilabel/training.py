@@ -14,7 +14,7 @@ from patchloom.data.annotations.image_labels import of_labels
 from patchloom.data.datasets import Source
 from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Run
-from patchloom.evaluation.calibration import fit_temperature, reliability_at
+from patchloom.evaluation.calibration import reliability_at
 from patchloom.evaluation.multilabel import MultilabelReport, evaluate
 from patchloom.models.network import Network
 from patchloom.recipes.choices import Choice
@@ -140,15 +140,15 @@ class MultilabelTraining(WholeImageTraining):
         report: MultilabelReport | None = super().evaluate_best(plan, run, network, reports)
         if report is None or not np.isfinite(report.scores).all():
             return report
-        return report.at_temperature(fit_temperature(*report.decision_logits())).with_thresholds()
+        return report.calibrated()
 
     def write_val(self, plan: ImagePlan, report: MultilabelReport) -> None:
         """Write `thresholds.json`, `calibration.json`, and `labeled.safetensors` with the scores of val."""
         write_val_labels(plan.folder, ValLabels(report, fingerprint(plan.splits.val)))
-        logits, applies = report.decision_logits()
+        logits, applies, _ = report.decisions_on_labels
         before, after = (reliability_at(logits, applies, each) for each in (1.0, report.temperature))
-        calibration = Calibration(report.temperature)
-        write_calibration(plan.folder, RunCalibration(calibration, len(report.index), before, after))
+        calibration = RunCalibration(Calibration(report.temperature), len(report.index), before, after, report.fit)
+        write_calibration(plan.folder, calibration)
 
 
 def _check_teacher(name: str, task: str) -> None:

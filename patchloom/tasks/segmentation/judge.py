@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.datasets import ImageSet, Progress
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
+from patchloom.evaluation.calibration import LabeledLogits
 from patchloom.evaluation.segmentation import SegmentationCounter, SegmentationReport, joined
 from patchloom.machine import cores
 from patchloom.objectives.segmentation import labeled
@@ -103,13 +104,11 @@ def evaluate_pixels(
     return counting.report()
 
 
-def sampled_logits(
-    maps: PixelClassifier, images: ImageSet, classes: int, ignored: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits (N, K) and classes (N,) of random labeled pixels of images spread over a dataset."""
+def sampled_logits(maps: PixelClassifier, images: ImageSet, classes: int, ignored: int) -> LabeledLogits:
+    """Return the logits of random labeled pixels of images spread over a dataset."""
     rng = np.random.default_rng(0)
     rows = np.unique(np.linspace(0, len(images) - 1, min(SAMPLED_IMAGES, len(images))).round().astype(int))
-    logits, labels = [np.empty((0, classes), np.float32)], [np.empty(0, np.int64)]
+    logits, labels, numbers = [np.empty((0, classes), np.float32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for pixels in PixelSet(images, rows.tolist()):
         known = labeled(torch.from_numpy(pixels.mask.astype(np.int32)), classes, ignored).flatten().numpy()
         places = np.flatnonzero(known >= 0)
@@ -117,7 +116,8 @@ def sampled_logits(
         image = torch.from_numpy(pixels.picture.copy()).permute(2, 0, 1).to(maps.device)
         logits.append(maps.logits_at(image, torch.from_numpy(places).to(maps.device)).cpu().numpy())
         labels.append(known[places].astype(np.int64))
-    return np.concatenate(logits), np.concatenate(labels)
+        numbers.append(np.full(len(places), pixels.row))
+    return LabeledLogits(*map(np.concatenate, (logits, labels, numbers)))
 
 
 def _translated(known: Tensor, numbers: Tensor | None) -> Tensor:

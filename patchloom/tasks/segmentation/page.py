@@ -55,7 +55,7 @@ def segmentation_page(folder: Path, settings: ReportSettings) -> TaskPage:
     sections = [*_tables(report)] if report else []
     calibration = attempted(lambda: read_calibration(folder), notes)
     if calibration and calibration.before and calibration.after:
-        note = f"Random pixels of val. Logits are divided by {calibration.rules.temperature:.3g}, fitted on val."
+        note = f"Random pixels of val. {calibration.temperature_in_words}"
         sections.append(reliability_section(calibration.before, calibration.after, [note]))
     if report is not None and images is not None and segmenter is not None:
         sections += _galleries(segmenter, images, report)

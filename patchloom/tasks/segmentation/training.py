@@ -13,7 +13,7 @@ from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.checking.survey import Survey
 from patchloom.data.datasets import Source, Splits
 from patchloom.engine.distribution import Processes
-from patchloom.evaluation.calibration import fit_temperature, reliability_at
+from patchloom.evaluation.calibration import choose_temperature, reliability_at
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.models.cost import cost
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
@@ -144,12 +144,13 @@ class SegmentationTraining(ImageTraining):
         maps = load_segmenter(plan.folder, device=plan.settings.device).maps
         train: Any = plan.splits.train
         ignored = train.layers[MASK].outside
-        logits, labels = sampled_logits(maps, plan.splits.val, len(plan.class_names), ignored)
-        if not len(logits) or not np.isfinite(logits).all():
+        pixels = sampled_logits(maps, plan.splits.val, len(plan.class_names), ignored)
+        if not len(pixels.logits) or not np.isfinite(pixels.logits).all():
             return
-        temperature = fit_temperature(logits, labels)
-        before, after = (reliability_at(logits, labels, each) for each in (1.0, temperature))
-        write_calibration(plan.folder, RunCalibration(Calibration(temperature), len(labels), before, after))
+        fit = choose_temperature(pixels)
+        before, after = (reliability_at(pixels.logits, pixels.labels, each) for each in (1.0, fit.temperature))
+        rules = Calibration(fit.temperature)
+        write_calibration(plan.folder, RunCalibration(rules, len(pixels.labels), before, after, fit))
 
 
 def make_segmentation(recipe: Recipe, classes: int) -> SegmentationNetwork:

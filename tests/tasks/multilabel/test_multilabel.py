@@ -19,7 +19,7 @@ from patchloom import cli
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
-from patchloom.evaluation.calibration import fit_temperature
+from patchloom.evaluation.calibration import choose_temperature
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
@@ -110,14 +110,15 @@ def test_scores_are_calibrated(run, data):
     calibration, model = read_calibration(run), patchloom.load(run, device="cpu")
     assert calibration.before is not None
     assert calibration.after is not None
-    assert calibration.after.loss < calibration.before.loss
+    assert calibration.fit is not None
+    assert calibration.fit.helps == (calibration.after.loss < calibration.before.loss)
     images = LABELS.open(str(data), model.labels, split="val", folder=run)
     stored = read_val_labels(run).report
     measured = LABELS.evaluate_on(model, images)[0].report
     np.testing.assert_allclose(measured.scores, stored.scores, atol=1e-5)
-    assert measured.temperature == calibration.rules.temperature != 1
-    logits, applies = measured.decision_logits()
-    assert calibration.rules.temperature == pytest.approx(fit_temperature(logits, applies), rel=1e-3)
+    fit = choose_temperature(measured.decisions_on_labels)
+    assert measured.temperature == calibration.rules.temperature == pytest.approx(fit.temperature, rel=1e-3)
+    assert calibration.fit.fitted == pytest.approx(fit.fitted, rel=1e-3)
 
 
 def test_damaged_thresholds_are_noticed(run, tmp_path):
