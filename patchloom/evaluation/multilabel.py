@@ -147,10 +147,10 @@ class MultilabelReport:
 
     @cached_property
     def resampled_map(self) -> np.ndarray:
-        """The mean average precision in each round of the bootstrap over images."""
+        """The mean average precision in each round of the bootstrap over images that draws one with a label."""
         weights = bootstrap_weights(len(self.index), ROUNDS)
         each = np.stack([self._precision(label, weights) for label in np.flatnonzero(self.counts).tolist()])
-        return np.nanmean(each, axis=0)
+        return np.nanmean(each[:, ~np.isnan(each).all(axis=0)], axis=0)
 
     def map_interval(self) -> tuple[float, float]:
         """Return the 95 % bootstrap interval of the mean average precision, in percent."""

@@ -41,6 +41,7 @@ from patchloom_runtime.printable import printable
 
 # Modules that `predict` does not need are imported where they are used: predicting loads few modules.
 if TYPE_CHECKING:
+    from patchloom.data.sources.specs import Data, PythonObjects
     from patchloom.evaluation.embeddings import Embeddings
     from patchloom.inference.index import Index
     from patchloom.report.pictures.look import ImageLook, ImageLooks
@@ -353,16 +354,24 @@ class Classifier(EvaluationMethods):
     @overload
     def look(self, images: ImageSet | Iterable[ImageLike], *, top: int = 5) -> "ImageLooks": ...
 
+    @overload
+    def look(self, images: "PythonObjects", *, top: int = 5) -> Any: ...
+
     @with_near_options
-    def look(self, images: ImagesLike, *, top: int = 5) -> "ImageLook | ImageLooks":
+    def look(self, images: "ImagesLike | Data", *, top: int = 5) -> "ImageLook | ImageLooks":
         """Return the network's input, prediction and attention maps: one `ImageLook` for one image, else a list.
 
-        `images` are those of `predict`. A notebook displays the image, the most likely classes and the maps.
+        `images` are those of `predict`, or a Dataset, a table or a list of (image, target), whose targets are the true
+        classes. A notebook displays the image, the most likely classes and the maps.
         """
+        from patchloom.data.sources.python_objects import labeled_images
         from patchloom.report.pictures.look import look
 
         names = self.labels if self._files.decides else ()
-        looks = look(self.model, self.preprocessing, images, names, top=top, calibration=self.calibration)
+        images, truths = labeled_images(images)
+        looks = look(
+            self.model, self.preprocessing, images, names, top=top, truths=truths, calibration=self.calibration
+        )
         return looks[0] if is_single_image(images) else looks
 
     @overload

@@ -3,7 +3,7 @@
 Files are read in worker processes; a file that cannot be read is reported, and the others continue.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
 from patchloom.data.images.image_batch import ImageBatch
+from patchloom.data.images.image_store import ImageStore
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.models.network import Network
 from patchloom_runtime.errors import DataError, ResourceError
@@ -58,11 +59,19 @@ def embed_images(classifier: "Classifier", images: Sequence[ImageLike]) -> Tenso
 
 
 def embed_files(
-    classifier: "Classifier", paths: Sequence[str], *, batch: int = 64, workers: int = 0
+    classifier: "Classifier",
+    paths: Sequence[str],
+    *,
+    batch: int = 64,
+    workers: int = 0,
+    in_memory: Mapping[str, tuple[ImageStore, int]] | None = None,
 ) -> Iterator[EmbeddedFiles]:
-    """Yield the vectors of the files in order, `batch` files at a time; `workers` processes read them."""
+    """Yield the vectors of the files in order, `batch` files at a time; `workers` processes read them.
+
+    `in_memory` are images that are not files, by the name that stands for their path.
+    """
     start = 0
-    for pixels in _read_batches(_FileDataset(paths, classifier.transform()), batch, workers):
+    for pixels in _read_batches(_FileDataset(paths, classifier.transform(), in_memory or {}), batch, workers):
         files = list(zip(paths[start : start + len(pixels)], pixels, strict=True))
         start += len(pixels)
         readable = {path: value for path, value in files if not isinstance(value, str)}
@@ -82,15 +91,21 @@ def embed_files(
 class _FileDataset(Dataset):
     """Image files as network inputs, (H, W, 3) uint8, or the error of a file that cannot be read."""
 
-    def __init__(self, paths: Sequence[str], transform: EvaluationTransform) -> None:
-        self._paths, self._transform = paths, transform
+    def __init__(
+        self, paths: Sequence[str], transform: EvaluationTransform, in_memory: Mapping[str, tuple[ImageStore, int]]
+    ) -> None:
+        self._paths, self._transform, self._in_memory = paths, transform, in_memory
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def __getitem__(self, number: int) -> np.ndarray | str:
+        path = self._paths[number]
         try:
-            return self._transform(read_image(self._paths[number]))
+            if path in self._in_memory:
+                images, row = self._in_memory[path]
+                return self._transform(images.read(row))
+            return self._transform(read_image(path))
         except DataError as error:
             return str(error)
 

@@ -22,14 +22,16 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.datasets import Progress
-from patchloom.data.images.image_store import file_state
+from patchloom.data.images.image_store import ImageStore, file_state
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.labeled_files import list_labeled
+from patchloom.data.sources.labeled_files import list_labeled, list_objects
+from patchloom.data.sources.python_objects import PythonData
+from patchloom.data.sources.specs import Data, split_specs
 from patchloom.disk import locked
 from patchloom.evaluation.approximate_search import import_faiss
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import EmbeddedFiles, embed_files, embed_images
-from patchloom.inference.index import Index, ListedFile, Paths
+from patchloom.inference.index import Index, ListedFile
 from patchloom.inference.index_files import (
     FILE,
     IndexMetadata,
@@ -89,12 +91,13 @@ class Collection:
     files: list[ListedFile]
     levels: dict[str, dict[str, str]]  # level → {label: coarse label}
     level: str  # the requested one, or that of the model's classes
+    in_memory: dict[str, tuple[ImageStore, int]]  # images that are not files, by name
 
 
 @with_near_options
 def index(
     model: str,
-    images: Paths,
+    images: Data,
     *,
     out: str | os.PathLike[str],
     batch: int = 64,
@@ -111,6 +114,9 @@ def index(
 ) -> BuildSummary:
     """Embed image files and the images of folders into the index `out`, which may already exist.
 
+    `images` may also be Python objects, as for `train`: a Dataset, arrays, a table, a list of (image, label). An image
+    that is not a file is named by a digest of the data and its position, and is embedded again if the data change.
+
     Files in folders get the labels that training would read (options in `reading`), with the levels above them; `level`
     is the one that is shown (default: that of the model's classes). Beyond a million files, faiss makes the search fast
     and approximate (`approximate_search`); `exact` prevents that. `prune` removes files of the given folders that no
@@ -122,12 +128,13 @@ def index(
     """
     at_least("batch", batch, 1)
     at_least("workers", workers, 0)
-    for path in images:
-        if not os.path.exists(path):
-            raise UsageError(f"{os.fspath(path)}: no such file or folder")
+    paths = split_specs(images)
+    for path in paths:
+        if not isinstance(path, PythonData) and not os.path.exists(path):
+            raise UsageError(f"{path}: no such file or folder")
     share = _share(part, join=join, prune=prune)
     folder, classifier = Path(out), load(model, device=device)
-    collection = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
+    collection = collect(paths, classifier, reading=reading, level=level)
     if share is not None:
         folder /= share.folder
         collection = replace(collection, files=[file for file in collection.files if share.holds(file.path)])
@@ -144,17 +151,18 @@ def index(
         if about != before:
             write_about(folder, about)
         build = _Build(folder, about)
-        gone = build.drop_gone([os.path.abspath(path) for path in images if os.path.isdir(path)]) if prune else 0
-        missing = build.missing(collection.files)
+        gone = build.drop_gone([os.path.abspath(path) for path in paths if os.path.isdir(path)]) if prune else 0
+        missing = build.missing(collection)
         uses_faiss = not exact and len(build.about) + len(missing) > EXACT_UP_TO
         if uses_faiss:
             import_faiss()  # fails now if it is missing, not after hours of work
-        unreadable = build.embed(classifier, missing, batch, workers, progress)
+        unreadable = build.embed(classifier, missing, batch, workers, progress, collection.in_memory)
         about = _with_search(folder, build.about, uses_faiss=uses_faiss, exact=exact)
     if not len(about):
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(collection.files)} images can be read; the first: {first}")
-    opened, unchanged = Index(folder, about, classifier, images), len(collection.files) - len(missing)
+    shown = [path for path in paths if not isinstance(path, PythonData)]
+    opened, unchanged = Index(folder, about, classifier, shown), len(collection.files) - len(missing)
     return BuildSummary(opened, len(missing) - len(unreadable), unchanged, gone, unreadable)
 
 
@@ -165,19 +173,25 @@ def collect(
     files: dict[str, str] = {}
     levels: dict[str, dict[str, str]] = {}
     first_level = ""
+    in_memory: dict[str, tuple[ImageStore, int]] = {}
     for path in paths:
-        if not os.path.isdir(path):
+        if isinstance(path, PythonData):
+            listing = list_objects(path, classifier.labels, reading=reading, level=level)
+            in_memory |= listing.in_memory
+        elif not os.path.isdir(path):
             absolute = os.path.abspath(path)
             files[absolute] = files.get(absolute, "")
             continue
-        listing = list_labeled(Path(path), classifier.labels, reading=classifier.reading_of(path, reading), level=level)
+        else:
+            inside = classifier.reading_of(path, reading)
+            listing = list_labeled(Path(path), classifier.labels, reading=inside, level=level)
         for file, label in listing.files:
-            absolute = os.path.abspath(file)
-            files[absolute] = files.get(absolute) or label
+            name = file if file in in_memory else os.path.abspath(file)
+            files[name] = files.get(name) or label
         for name, coarse_labels in listing.levels.items():
             _add_level(levels.setdefault(name, {}), coarse_labels, name, path)
         first_level = first_level or listing.level
-    return Collection([ListedFile(path, label) for path, label in files.items()], levels, first_level)
+    return Collection([ListedFile(path, label) for path, label in files.items()], levels, first_level, in_memory)
 
 
 def _add_level(known: dict[str, str], coarse_labels: Mapping[str, str], level: str, path: str) -> None:
@@ -290,13 +304,13 @@ class _Build:
         self._waiting: list[tuple[IndexRow, Tensor]] = []
         self._last_write = time.monotonic()
 
-    def missing(self, files: Sequence[ListedFile]) -> list[str]:
+    def missing(self, collection: Collection) -> list[str]:
         """Return the files that are new or changed; a file with a new label only keeps its vector."""
         missing, vectors = [], StoredVectors(self._folder, self.about)
-        for path, label in files:
+        for path, label in collection.files:
             part, at, before = self._stored.get(path, (0, 0, None))
             # Taken before the file is read: a file that changes meanwhile is embedded again by the next build.
-            state = file_state(path)
+            state = (0, 0) if path in collection.in_memory else file_state(path)  # a name in memory has a digest
             now = IndexRow(path, label or (before.label if before else ""), *(state or (0, 0)))
             if before is None or state != (before.size, before.changed_ns):
                 missing.append(path)
@@ -315,13 +329,19 @@ class _Build:
         return len(gone)
 
     def embed(
-        self, classifier: Classifier, paths: Sequence[str], batch: int, workers: int, progress: Progress | None
+        self,
+        classifier: Classifier,
+        paths: Sequence[str],
+        batch: int,
+        workers: int,
+        progress: Progress | None,
+        in_memory: Mapping[str, tuple[ImageStore, int]],
     ) -> dict[str, str]:
         """Embed the files and write them in parts; return the unreadable ones with their errors."""
         unreadable: dict[str, str] = {}
         done = 0
         with self:
-            for files in embed_files(classifier, paths, batch=batch, workers=workers):
+            for files in embed_files(classifier, paths, batch=batch, workers=workers, in_memory=in_memory):
                 self._add(files)
                 unreadable |= files.unreadable
                 done += len(files.paths) + len(files.unreadable)

@@ -232,3 +232,107 @@ def test_the_images_that_a_run_held_out_are_those_evaluated(tmp_path: Path, monk
     assert run.folder.parent == Path("runs")
     held_out = patchloom.evaluate(run.folder, (flat, LABELS)).evaluations[run.folder.name]
     assert len(held_out.report.index) == run.metrics["images"] < COUNT
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the arrays, by their names."""
+    folder = tmp_path_factory.mktemp("classified") / "run"
+    patchloom.train((PIXELS, np.array(NAMES)[LABELS]), out=str(folder), **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["classify", "multilabel", "regress"])
+@pytest.mark.parametrize("form", ["arrays", "dataset", "files"])
+def test_training_and_evaluation_hold_out_the_same_images(
+    task: str, form: str, files: list[str], tmp_path: Path
+) -> None:
+    pixels = PIXELS.copy()
+    pixels[COUNT // 2 :] = pixels[: COUNT // 2]  # copies, which stay on one side of the split of scanned files
+    targets: Any = {
+        "classify": LABELS.tolist(),
+        "multilabel": np.stack([LABELS > 0, LABELS == 1], axis=1).astype(int).tolist(),
+        "regress": np.linspace(0.1, 3, COUNT).tolist(),
+    }[task]
+    for path, image in zip(files, pixels, strict=True):
+        Image.fromarray(image).save(path)
+    images = {"arrays": pixels, "dataset": list(pixels), "files": files}[form]
+    data: Any = list(zip(images, targets, strict=True))
+    if form == "arrays":
+        data = (images, targets)
+    elif form == "dataset":
+        data = Pairs(data)
+    run = patchloom.train(data, out=str(tmp_path / "run"), task=task, **SMALL)
+    metric = {"classify": "top1", "multilabel": "map", "regress": "mae"}[task]
+    values = patchloom.evaluate(run.folder, data).values()["run"]
+    assert values["images"] == run.metrics["images"] < COUNT
+    assert values[metric] == pytest.approx(run.metrics[metric], abs=1e-4)
+    assert values["loss"] == pytest.approx(run.metrics["loss"], rel=1e-4)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A Dataset of the items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_objects_are_indexed_with_their_classes(classified: Path, files: list[str], tmp_path: Path) -> None:
+    counts = {name: int((number == LABELS).sum()) for number, name in enumerate(NAMES)}
+    vectors = patchloom.load(classified, device="cpu").embed(PIXELS)
+    vectors = torch.nn.functional.normalize(vectors)
+    for form, data in forms(files).items():
+        out = tmp_path / form.replace(" ", "_")
+        built = patchloom.index(str(classified), data, out=out, device="cpu", reading=column_of(form))
+        assert (built.embedded, built.index.labels) == (COUNT, counts), form
+        first = built.index.search(PIXELS[5], top=1).hits[0]
+        assert first.score == pytest.approx(1, abs=1e-4), form
+        assert first.label == NAMES[LABELS[5]], form
+        if form in ("paths", "pandas", "pyarrow"):
+            assert first.path == files[5], form
+        else:
+            assert first.path.startswith("python:"), form
+            assert first.path.endswith("/5"), form
+        again = patchloom.index(str(classified), data, out=out, device="cpu", reading=column_of(form))
+        assert (again.embedded, again.unchanged) == (0, COUNT), form
+    assert torch.allclose(vectors[5] @ vectors[5], torch.tensor(1.0))
+
+
+def column_of(form: str) -> patchloom.Reading:
+    return patchloom.Reading(label_column="species") if form in ("pandas", "pyarrow") else patchloom.Reading()
+
+
+def test_a_path_alone_is_indexed_and_what_cannot_be_is_refused(classified: Path, files: list[str], tmp_path) -> None:
+    folder = str(Path(files[0]).parent)
+    assert patchloom.index(str(classified), folder, out=tmp_path / "one", device="cpu").embedded == COUNT // 2
+    with refused(UsageError, "gone.png"):
+        patchloom.index(str(classified), ["gone.png"], out=tmp_path / "two", device="cpu")
+    with refused(UsageError, "int"):
+        patchloom.index(str(classified), 3, out=tmp_path / "two", device="cpu")
+    with refused(UsageError, 24, 23):
+        patchloom.index(str(classified), (PIXELS, LABELS[1:]), out=tmp_path / "two", device="cpu")
+
+
+def test_look_takes_data_with_targets(classified: Path, files: list[str]) -> None:
+    model = patchloom.load(classified, device="cpu")
+    expected = [one.answers for one in model.look(list(PIXELS))]
+    truths = names_of(LABELS)
+    for form, data in forms(files).items():
+        if form in ("pandas", "pyarrow"):  # two columns besides the paths
+            data = data[["file_path", "species"]] if form == "pandas" else data.select(["file_path", "species"])
+        looks = model.look(data)
+        assert [one.truth for one in looks] == truths, form
+        assert [one.answers for one in looks] == expected, form
+        own = patchloom.look(model.model, model.preprocessing, data, model.labels, calibration=model.calibration)
+        assert [one.right for one in own] == [one.right for one in looks], form
+    assert [one.truth for one in model.look(list(PIXELS))] == [""] * COUNT
+    with refused(UsageError, "patchloom.load", str(classified)):
+        patchloom.look(str(classified), None, PIXELS)
+    with refused(UsageError, "dict"):
+        model.look({"train": (PIXELS, LABELS)})

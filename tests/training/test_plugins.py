@@ -1,7 +1,9 @@
 """A user's own module, transforms, loss, metrics, callbacks and optimizer."""
 
+import json
 import random
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from patchloom.plugins import identity
 from patchloom.tasks.provenance import OtherRunError
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.images.samples import Sample
+from tests.forked import forked_ranks
 from tests.messages import missing, refused
 from tests.reliability.commands import Done, command
 
@@ -101,6 +104,45 @@ def test_workers_do_not_change_a_transform(tmp_path: Path) -> None:
     assert alone.metrics == shared.metrics
 
 
+class Plain(nn.Module):
+    """A network without dropout and batch statistics, so that the division into processes changes nothing."""
+
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 4, 4)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.body(images).relu().mean((2, 3)))
+
+
+def sharpness(outputs: Tensor, targets: Tensor) -> float:
+    return float(outputs.std()) + len(targets)
+
+
+def train_with_own_parts(folder: Path) -> None:
+    patchloom.train(
+        DATA, model=Plain, loss=penalized, transform=mirrored, metrics=[sharpness], optimizer=momentum, out=str(folder),
+        **PLAIN,
+    )  # fmt: skip
+
+
+def test_two_processes_learn_with_own_parts_what_one_does(tmp_path: Path) -> None:
+    for world in (1, 2):
+        running = forked_ranks(partial(train_with_own_parts, tmp_path / str(world)), world)
+        output = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [0] * world, output
+    one, two = ([json.loads(line) for line in (tmp_path / w / "metrics.jsonl").open()] for w in ("1", "2"))
+    evaluations = [[row["values"] for row in rows if row["kind"] == "evaluation"] for rows in (one, two)]
+    assert len(evaluations[0]) == len(evaluations[1]) == 2
+    for alone, together in zip(*evaluations, strict=True):
+        assert together == pytest.approx(alone, rel=1e-4)
+        assert together["sharpness"] > 12  # of all val images
+    expected, weights = (load_file(tmp_path / world / "weights.safetensors") for world in ("1", "2"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_a_changed_part_is_refused(tmp_path: Path) -> None:
     def make(weight: float):
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -132,6 +174,8 @@ def test_a_module_is_trained_loaded_embedded_and_exported(tmp_path: Path) -> Non
     with refused(UsageError, "features"):
         flat = patchloom.train(DATA, model=Scaled(), out=str(tmp_path / "flat"), **PLAIN | {"epochs": 1})
         flat.model.embed(PIXELS[0])
+    with refused(UsageError, "html"):
+        patchloom.export(str(run.folder), str(tmp_path / "page"), to="html")
     pytest.importorskip("onnxscript", reason="exporting needs patchloom[export]")
     exported = patchloom.export(str(run.folder), str(tmp_path / "onnx"), data=DATA)
     assert patchloom.load(exported.folder).predict(PIXELS[0])[0][0] == classifier.predict(PIXELS[0])[0][0]
@@ -189,6 +233,33 @@ class Albumentation:
         assert not args
         assert not force_apply
         return {"image": data["image"][:, :: self.random.choice((1, -1))]}
+
+
+@pytest.fixture
+def albumentations(monkeypatch) -> Any:
+    """The package itself, without its update check and usage data."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    monkeypatch.setenv("ALBUMENTATIONS_NO_TELEMETRY", "1")
+    return pytest.importorskip("albumentations")
+
+
+def test_albumentations(albumentations: Any, tmp_path: Path) -> None:
+    def make(share: float = 0.5) -> Any:
+        steps = [albumentations.RandomResizedCrop(size=(16, 16)), albumentations.HorizontalFlip(p=share)]
+        return albumentations.Compose([*steps, albumentations.ColorJitter(p=0.8)])
+
+    image = Image.fromarray(PIXELS[0])
+    for transform in (make(), albumentations.HorizontalFlip(p=0.5)):
+        results = [
+            OwnTransform(transform, (16, 16)).arrays(Sample(image), random.Random(seed))["image"] for seed in range(6)
+        ]
+        again = OwnTransform(transform, (16, 16)).arrays(Sample(image), random.Random(0))["image"]
+        assert np.array_equal(results[0], again)
+        assert len({result.tobytes() for result in results}) > 1
+    assert identity(make()) == identity(make()) != identity(make(0.7))
+    options = PLAIN | {"model": "resmlp_s12", "set": TINY, "transform": make()}
+    runs = [patchloom.train(DATA, out=str(tmp_path / f"{n}"), **options | {"workers": n}) for n in (0, 2)]
+    assert runs[0].metrics == runs[1].metrics
 
 
 def v2_transform():

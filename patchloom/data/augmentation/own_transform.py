@@ -73,7 +73,9 @@ class OwnTransform:
         return {"image": np.asarray(image)}
 
     def _call(self, image: Any, seed: int) -> Any:
-        if hasattr(self.function, "set_random_seed"):  # albumentations has its own generator
+        if hasattr(self.function, "set_random_state"):  # albumentations has its own generators
+            self.function.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        elif hasattr(self.function, "set_random_seed"):  # in workers, its later versions change a seed
             self.function.set_random_seed(seed)
         if "force_apply" in _parameters(self.function):  # the protocol of albumentations
             result = self.function(image=np.asarray(image))

@@ -254,6 +254,32 @@ def examples_of(data: Any, name: str = "") -> Examples:
     raise UsageError(f"the data are of type {kind}{lacks}; expected {_ACCEPTED}")
 
 
+def labeled_images(data: Any) -> tuple[Any, list[str]]:
+    """Return the images of data with targets, and the class or labels of each, '' if unknown.
+
+    Anything that is not such data, such as images alone, is returned as it is, without labels.
+    """
+    if not _has_targets(data):
+        return data, []
+    listing = examples_of(data).listing()
+    return listing.images, [", ".join(listing.labels_of(row)) for row in range(len(listing.rows))]
+
+
+def _has_targets(data: Any) -> bool:
+    if isinstance(data, list | tuple):
+        if len(data) == 2 and isinstance(data, tuple) and (isinstance(data[0], list) or _is_batch(data[0])):
+            return True
+        return bool(data) and all(isinstance(item, tuple) and len(item) == 2 for item in data)
+    if _is_table(data):
+        return True
+    is_image = isinstance(data, str | bytes | Mapping) or _is_array(data) or hasattr(data, "read")
+    return isinstance(data, Items) and not is_image
+
+
+def _is_batch(images: Any) -> bool:
+    return _is_array(images) and images.ndim == 4
+
+
 def spread(total: int, count: int) -> list[int]:
     """Return at most `count` positions spread evenly over `total`."""
     return sorted({i * total // min(count, total) for i in range(min(count, total))})

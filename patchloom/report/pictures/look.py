@@ -10,6 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.images.image_batch import normalize
+from patchloom.data.sources.python_objects import labeled_images
+from patchloom.data.sources.specs import Data
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network
 from patchloom.report.charts import bars
@@ -152,7 +154,7 @@ class ImageLooks(list[ImageLook]):
 def look(
     network: Network,
     preprocessing: Preprocessing | None,
-    images: ImagesLike,
+    images: ImagesLike | Data,
     class_names: Sequence[str] = (),
     *,
     top: int = 5,
@@ -161,9 +163,14 @@ def look(
 ) -> ImageLooks:
     """Return one `ImageLook` per image; without preprocessing, images are resized to the network's size.
 
-    `images` are those of `Classifier.predict`; `Classifier.look` supplies the other arguments. `top` classes are named;
-    `truths` are the true classes of the images, if known; `calibration` is that of the run.
+    `images` are those of `Classifier.predict`, or data with targets, as for `train`: a Dataset, (images, targets), a
+    table, a list of (image, target). `Classifier.look` supplies the other arguments. `top` classes are named; `truths`
+    are the true classes of the images (default: those of the data); `calibration` is that of the run.
     """
+    if not isinstance(network, Network):
+        raise UsageError(f"look takes a network, given {network!r}; for a run: patchloom.load(run).look(images)")
+    images, labels = labeled_images(images)
+    truths = truths or labels
     return looks(network_inputs(network, preprocessing, images, calibration), class_names, top=top, truths=truths)
 
 

@@ -132,7 +132,7 @@ function runsOf(text) {
     // The evidence for a class, requested once per image.
     async map(image, label) {
       if (label !== undefined && image.maps.has(label)) return image.maps.get(label)
-      const reply = await requestImage(image, "explain", { top: SHOWN, label })
+      const reply = await requestImage(image, "explain", several ? { label } : { top: SHOWN, label })
       image.answers ??= reply.answers
       image.abstained ??= reply.abstained
       image.seen ??= await rgbOf(reply.seen)
@@ -419,7 +419,7 @@ function runsOf(text) {
   if (does("explain") && does("predict")) {
     by("all").append(...labels.map(name => made("option", { value: name, textContent: printable(name) })))
     by("all").addEventListener("change", () => classes.choose(by("all").value))
-    by("other").hidden = labels.length <= SHOWN
+    by("other").hidden = labels.length <= SHOWN && !several
   }
   if (does("search")) {
     by("level").value = level

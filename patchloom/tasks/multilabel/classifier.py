@@ -87,10 +87,14 @@ class MultilabelClassifier:
 
         return predict_batch
 
-    @torch.inference_mode()
     def _scores(self, pixels: list[np.ndarray]) -> np.ndarray:
         if not pixels:
             return np.empty((0, len(self.labels)), np.float32)
         images = ImageBatch.of_pixels(pixels).images.to(self.device)
-        logits: Tensor = self.model(normalize(images, self.preprocessing.mean, self.preprocessing.std))
+        return self.scores_of(normalize(images, self.preprocessing.mean, self.preprocessing.std))
+
+    @torch.inference_mode()
+    def scores_of(self, images: Tensor) -> np.ndarray:
+        """Return the scores (N, K) of all labels for normalized images (N, 3, H, W)."""
+        logits: Tensor = self.model(images)
         return (logits.float() / self.classifier.calibration.rules.temperature).sigmoid().cpu().numpy()

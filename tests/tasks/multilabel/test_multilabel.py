@@ -212,6 +212,18 @@ def test_the_single_page_and_the_server_have_the_thresholds(run, data, tmp_path)
     files = [Image.open(file).convert("RGB") for file in sorted(data.glob("*.png"))[:3]]
     replies = verbs["predict"].run(files, {"top": 1000})
     assert [[(one["label"], one["probability"]) for one in each["answers"]] for each in replies] == model.predict(files)
+    explained = verbs["explain"].run(files, {"top": 1000, "label": None})
+    for reply, one, scores in zip(explained, model.predict(files), model.scores(files), strict=True):
+        assert [(each["label"], each["probability"]) for each in reply["answers"]] == [
+            (name, pytest.approx(score, abs=1e-5)) for name, score in one
+        ]
+        assert reply["label"] == model.labels[scores.argmax()]
+    for label in model.labels:
+        (reply,) = verbs["explain"].run(files[:1], {"top": 1, "label": label})
+        assert (reply["label"], len(reply["answers"]) <= 1) == (label, True)
+        assert np.ptp(reply["map"]) > 0
+    with pytest.raises(UsageError, match="gone"):
+        verbs["explain"].run(files[:1], {"top": 1, "label": "gone"})
 
 
 def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(run, data, tmp_path, monkeypatch):
