@@ -5,13 +5,13 @@
     python benchmarks/feature_distillation.py --teacher timm:tf_efficientnet_lite0@lite0.safetensors \
         --train flowers102-136.parquet --out runs/features-flowers
 
-One small network is trained on the same images by each method: without labels by feature distillation and by DINO, and with
-labels. The epochs of `METHODS` cost about the same CPU time, which is measured; `--times` multiplies them all. The features
-are probed with the labels of all training images, and the networks without labels are fine-tuned for `TUNED` epochs, as is
-one with random weights. The network trained with labels had as many epochs with labels in addition to the cost of the others.
-The teacher's own features are probed as well. Without `--test`, TRAIN has a column `split`, whose train and test images are
-used. Epochs are selected on images held out of train; test images are looked at once, at the end. A finished row is not
-repeated, so `--methods` can do one at a time. `lite0_weights.py` makes the weights.
+One small network is trained on the same images by each method: without labels by feature distillation and by DINO,
+and with labels. The numbers of `EPOCHS` cost about the same CPU time; `--times` multiplies them all. The features are
+probed with the labels of all training images, and the networks without labels are fine-tuned for `TUNED` epochs, as
+is one with random weights. The network trained with labels has these epochs in addition. The teacher's own features
+are probed as well. Without `--test`, TRAIN has a column `split`, whose train and test images are used. Epochs are
+selected on images held out of train; test images are looked at once, at the end. A finished row is not repeated, so
+`--methods` can do one at a time. `lite0_weights.py` makes the weights.
 """
 
 import argparse

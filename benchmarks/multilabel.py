@@ -5,11 +5,11 @@
     python benchmarks/multilabel.py ../shared/data/bccd.parquet --epochs 15 --out runs/bccd
 
 Each loss is trained with the automatic recipe and validated on images of train. The loss with the higher val mAP is
-then evaluated once per seed on the images that were kept apart. With `--tiles`, masked frames of a parquet file are cut
-into squares; a class is present in a tile if it covers more than `PRESENT` of it. The last fifth of the training frames of
-each drive is val, and the frames of the data's own val split are the test. Without it, val is held out at random, and
-the test is the test split. The baseline gives every image the share of each label among the training images. Prints one
-JSON object.
+then evaluated once per seed on the images that were kept apart. With `--tiles`, masked frames of a parquet file are
+cut into squares; a class is present in a tile if it covers more than `PRESENT` of it. The last fifth of the training
+frames of each drive is val, and the frames of the data's own val split are the test. Without it, val is held out at
+random, and the test is the test split. The baseline gives every image the share of each label among the training
+images. Prints one JSON object.
 """
 
 import argparse
@@ -93,8 +93,8 @@ def main() -> None:
     def trained(method: str, seed: int) -> Path:
         folder = options.out / f"{method}-{seed}"
         patchloom.train(
-            data, out=str(folder), task="multilabel", epochs=options.epochs, init="none", device="cpu", size=options.size,
-            model="resmlp_s12" if network else None, val=reading.val, workers=0,
+            data, out=str(folder), task="multilabel", epochs=options.epochs, init="none", device="cpu",
+            size=options.size, model="resmlp_s12" if network else None, val=reading.val, workers=0,
             set={"objective.method": method, "seed": seed, **network},
         )  # fmt: skip
         return folder

@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.calibrate import calibrate as calibrate
     from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
     from patchloom.tasks.classification.pruning import prune as prune
-    from patchloom.tasks.classification.several_runs import compare as compare
-    from patchloom.tasks.classification.several_runs import evaluate as evaluate
     from patchloom.tasks.classification.several_runs import probe as probe
     from patchloom.tasks.classification.soup import soup as soup
     from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
+    from patchloom.tasks.evaluate import compare as compare
+    from patchloom.tasks.evaluate import evaluate as evaluate
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
     from patchloom.tasks.predict import predict as predict
@@ -103,11 +103,11 @@ _WHERE = {
     "bench": "patchloom.models.bench",
     "calibrate": "patchloom.tasks.classification.calibrate",
     "check": "patchloom.data.checking.check",
-    "compare": "patchloom.tasks.classification.several_runs",
+    "compare": "patchloom.tasks.evaluate",
     "convert": "patchloom.runs.convert",
     "cost": "patchloom.models.cost",
     "create_model": "patchloom.models.registry",
-    "evaluate": "patchloom.tasks.classification.several_runs",
+    "evaluate": "patchloom.tasks.evaluate",
     "evaluate_levels": "patchloom.tasks.classification.levels",
     "export": "patchloom.tasks.export",
     "get_recipe": "patchloom.recipes",
@@ -150,7 +150,7 @@ _CALLED = {
 _DEPRECATED = {
     "Artefact": ("patchloom_runtime.artifacts.artifact:Artifact", "Artifact"),
     "Recorded": ("patchloom.models.cuda_graphs:CapturedNetwork", "CapturedNetwork"),
-    "evaluate_runs": ("patchloom.tasks.classification.several_runs:evaluate", "evaluate"),
+    "evaluate_runs": ("patchloom.tasks.evaluate:evaluate", "evaluate"),
     "load_translator": ("patchloom.tasks.translation.translator", "load"),
 }
 

@@ -18,7 +18,7 @@ from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost
 from patchloom.recipes import get_recipe
 from patchloom.tasks.detection import plan as detection_plan
-from patchloom.tasks.images import plan as image_plan
+from patchloom.tasks.images import resolved_recipe
 from patchloom.training import run as training
 from tests.reliability.commands import class_folders, command
 from tests.small_runs import trained  # noqa: F401
@@ -162,7 +162,7 @@ def test_a_training_can_be_planned(text: str, places, tmp_path, monkeypatch, cap
     if "clusters_of" in text:
         make_run(tmp_path / "run", Path(places["DATA"]), "coarse")
     monkeypatch.setattr("patchloom.training.train.run_training", planned)
-    for module in (image_plan, detection_plan, cost):  # counting operations takes longest, and is told nobody
+    for module in (resolved_recipe, detection_plan, cost):  # counting operations takes longest, and is told nobody
         monkeypatch.setattr(module, "cost", lambda *_: Cost(1, 1, 1))
     done = command(tuple(filled(text, places, tmp_path)), monkeypatch, capsys)
     assert done.code == 0, done.errors

@@ -9,7 +9,6 @@ from patchloom.cli.evaluate import (
     evaluate_images,
     evaluate_task,
     runs_and_data,
-    task_of,
 )
 from patchloom.cli.options import changed
 from patchloom.options import Option
@@ -31,10 +30,11 @@ def compare(options: CompareOptions) -> None:
     patchloom compare runs/seed0 runs/seed1 runs/seed2 --seeds
     """
     from patchloom.cli.evaluation_tables import print_evaluations
+    from patchloom.tasks.evaluate import task_of_runs
     from patchloom_runtime.errors import UsageError
 
     runs, data = runs_and_data(options)
-    task = task_of(runs)
+    task = task_of_runs(runs)
     views = changed(options, "agreement", "seeds")
     if not task.whole_images:
         evaluate_task(task, runs, data, options, views + changed(options, "cost"))

@@ -89,10 +89,12 @@ def evaluate(options: EvaluateOptions) -> None:
 
     `patchloom compare` measures several runs on the same images, `patchloom probe` the features of a run.
     """
+    from patchloom.tasks.evaluate import task_of_runs
+
     runs, data = runs_and_data(options)
     if len(runs) > 1:
         print(hint("evaluate RUN RUN …", "compare RUN RUN …"), file=sys.stderr)
-    task = task_of(runs)
+    task = task_of_runs(runs)
     if not task.whole_images:
         evaluate_task(task, runs, data, options, changed(options, "sweep", "cost"))
         return
@@ -162,27 +164,6 @@ def check_image_options(options: EvaluationOptions, runs: list[str], data: str |
         raise UsageError(f"{runs[0]} was not trained to translate: leave --text out, and give images")
     if data is None and (need := alone + options.changed_image_options()):
         raise UsageError(f"{need[0]} needs images: patchloom evaluate {runs[0]} DATA {need[0]}")
-
-
-def task_of(runs: list[str]) -> "Task":
-    """Return the task of runs, which must be the same kind for all."""
-    from pathlib import Path
-
-    from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_named, task_of_method, task_of_run
-    from patchloom_runtime.artifacts.metadata import is_artifact, read_about
-
-    tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
-    tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artifact(run)}
-    if not tasks:  # published weights are fetched, and errors about them raised, where they are opened
-        return task_of_method(None)
-    first, *others = tasks.items()
-    for run, task in others:
-        if task.whole_images != first[1].whole_images:
-            raise UsageError(
-                f"{first[0]} is a run of the task {first[1].name}, {run} of {task.name}: evaluate them one by one"
-            )
-    return first[1]
 
 
 def _print_scores(scores: "Scores", as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from patchloom.cli.evaluate import task_of
 from patchloom.cli.options import (
     Batch,
     Device,
@@ -69,11 +68,12 @@ def probe(options: ProbeOptions) -> None:
     patchloom probe runs/dino photos/ --knn 10,20 --linear
     """
     from patchloom.tasks.classification.levels import evaluate_levels
+    from patchloom.tasks.evaluate import task_of_runs
     from patchloom_runtime.errors import UsageError
 
     runs, data = _runs_and_data(options)
     chosen = changed(options, *PROBES)
-    task = task_of(runs)
+    task = task_of_runs(runs)
     if not task.whole_images:
         raise UsageError(f"{(chosen or changed(options, 'levels') or ['--knn'])[0]} {task.refusal}")
     if options.levels:

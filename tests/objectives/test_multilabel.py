@@ -106,16 +106,19 @@ def test_mixed_images_have_mixed_targets():
     assert torch.allclose(images, plain * share + plain.flip(0) * (1 - share), atol=1e-5)
 
 
+@pytest.mark.parametrize("mixup", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_a_teacher_gives_one_decision_per_label(kind):
+def test_a_teacher_gives_one_decision_per_label(kind, mixup):
     targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
     teacher = Teacher(Linear(), mean=PIXELS["pixel_mean"], std=PIXELS["pixel_std"], image_size=(4, 4), num_classes=3)
-    made = objective(teacher=teacher, distillation=kind, temperature=2.0, distillation_weight=0.25)
+    mixing = AugmentPart(mixup=mixup)
+    made = objective(teacher=teacher, augment=mixing, distillation=kind, temperature=2.0, distillation_weight=0.25)
     model = Linear()
     nn.init.normal_(model.layer.weight)
     values = made(model, batch(targets), epoch=0, step=0)
-    images, _ = made.inputs(batch(targets), 0, 0)
-    student, taught = model(images), teacher(images)
+    images, mixed = made.inputs(batch(targets), 0, 0)
+    assert torch.equal(mixed, targets) == (not mixup)
+    student, taught = model(images), teacher(images)  # both see the mixed images
     if kind == "hard":
         slow = nn.functional.binary_cross_entropy(student.sigmoid(), (taught.sigmoid() > 0.5).float())
     else:

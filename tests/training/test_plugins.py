@@ -132,7 +132,8 @@ def test_two_processes_learn_with_own_parts_what_one_does(tmp_path: Path) -> Non
         running = forked_ranks(partial(train_with_own_parts, tmp_path / str(world)), world)
         output = [process.communicate(timeout=120) for process in running]
         assert [process.returncode for process in running] == [0] * world, output
-    one, two = ([json.loads(line) for line in (tmp_path / w / "metrics.jsonl").open()] for w in ("1", "2"))
+    lines = ((tmp_path / world / "metrics.jsonl").read_text().splitlines() for world in ("1", "2"))
+    one, two = ([json.loads(line) for line in of_run] for of_run in lines)
     evaluations = [[row["values"] for row in rows if row["kind"] == "evaluation"] for rows in (one, two)]
     assert len(evaluations[0]) == len(evaluations[1]) == 2
     for alone, together in zip(*evaluations, strict=True):

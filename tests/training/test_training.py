@@ -35,7 +35,7 @@ from patchloom.recipes.methods import method_of
 from patchloom.runs.config import read_recipe
 from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.images.networks import make_network, make_teacher
-from patchloom.tasks.images.plan import OpenedImages, median_side
+from patchloom.tasks.images.resolved_recipe import OpenedImages, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of
 from patchloom.tasks.table import task_of_method
 from patchloom.training.run import _same_on_all, make_plan, run_training

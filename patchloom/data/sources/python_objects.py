@@ -272,7 +272,9 @@ def _has_targets(data: Any) -> bool:
         return bool(data) and all(isinstance(item, tuple) and len(item) == 2 for item in data)
     if _is_table(data):
         return True
-    is_image = isinstance(data, str | bytes | Mapping) or _is_array(data) or hasattr(data, "read")
+    is_image = (
+        isinstance(data, str | bytes | bytearray | memoryview | Mapping) or _is_array(data) or hasattr(data, "read")
+    )
     return isinstance(data, Items) and not is_image
 
 

@@ -1,4 +1,4 @@
-"""`evaluate`, `compare` and `probe`: one or several runs on the same images, and comparisons between them."""
+"""Evaluations of classifiers on the same images with comparisons between them, and `probe`."""
 
 import os
 import shlex
@@ -133,23 +133,7 @@ def evaluate(
     heads: bool = False,
     **options: Unpack[EvaluationKeywords],
 ) -> RunEvaluations:
-    """Evaluate one or several runs on the same data; without `data`, use the val predictions stored by training.
-
-    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    heads       evaluate each head of distilled networks too
-    split       train, val, test or all (default: val, else the images the run held out, else all)
-    size        image size in pixels (default: the models')
-    crop_ratio  share of the short side that is cropped (default: the models')
-    real        path of the ImageNet-ReaL labels
-    v2          folder names are class numbers, as in ImageNet-V2
-    batch       images per batch
-    workers     processes that read images
-    strict      raise an error for classes that a model does not know, instead of adding a note
-    reading     how to read the data (`patchloom.Reading`; default: as in training)
-    level       label level to compare with (default: that of the models' classes)
-    tta         average the probabilities of each image and its mirror image
-    progress    called with the number of images done and their total
-    """
+    """Evaluate one or several classifiers; `tasks.evaluate.evaluate`, which calls this, explains the options."""
     settings = EvaluationSettings(**options)
     folders = runs_by_name(runs)
     if data is None:
@@ -170,26 +154,6 @@ def evaluate(
         evaluations = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}
     _check_comparable(evaluations)
     return RunEvaluations(folders, evaluations)
-
-
-@with_near_options
-@keywords_of(EvaluationSettings, omit=("progress",))
-def compare(
-    runs: Runs,
-    data: Data | None = None,
-    *,
-    agreement: bool = False,
-    device: str = "auto",
-    **options: Unpack[EvaluationKeywords],
-) -> RunEvaluations:
-    """Evaluate two or more runs on the same images, or on the val predictions saved in training.
-
-    The result has `comparisons()` of all pairs, `spreads()` over seeds, `disagreement()` and `tradeoffs()` with cost.
-    With `agreement`, the heads of distilled networks are evaluated too. Other options are those of `evaluate`.
-    """
-    if len(runs_by_name(runs)) < 2:
-        raise UsageError("compare takes two or more runs; evaluate takes one")
-    return evaluate(runs, data, device=device, heads=agreement, **options)
 
 
 @with_near_options

@@ -21,7 +21,8 @@ from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
 from patchloom.tasks.classification.calibrate import RuleSettings, fit_rules, negatives_note
 from patchloom.tasks.images.judges import ClassJudge
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
+from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved
 from patchloom.tasks.images.training import WholeImageTraining, check_loss
 from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.calibration import Calibration

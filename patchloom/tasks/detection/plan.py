@@ -17,7 +17,8 @@ from patchloom.recipes.parts import DetectPart, fields_of
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.detection.data import number_objects
 from patchloom.tasks.images.networks import make_backbone
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve_fields
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
+from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved, resolve_fields
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom_runtime.errors import DataError
 

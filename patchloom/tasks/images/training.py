@@ -32,11 +32,11 @@ from patchloom.tasks.images.plan import (
     ImagePlanner,
     held_out,
     plan_images,
-    preprocessing_of,
     with_choices,
     with_epochs,
     with_start,
 )
+from patchloom.tasks.images.resolved_recipe import preprocessing_of
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.task import Training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError, first_line

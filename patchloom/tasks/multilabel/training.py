@@ -23,7 +23,8 @@ from patchloom.runs.config import is_run
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.judges import ImageJudge
 from patchloom.tasks.images.networks import teacher_names
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
+from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved, resolve
 from patchloom.tasks.images.training import WholeImageTraining, check_loss
 from patchloom.tasks.multilabel.run_files import ValLabels, write_val_labels
 from patchloom.tasks.plan import TrainingSettings, method_of_settings, refuse_unread

@@ -15,7 +15,8 @@ from patchloom.models.network import Network
 from patchloom.recipes.choices import Choice
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.judges import ImageJudge
-from patchloom.tasks.images.plan import ImagePlan, ImagePlanner, OpenedImages, Resolved, resolve
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
+from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved, resolve
 from patchloom.tasks.images.training import WholeImageTraining
 from patchloom.tasks.plan import TrainingSettings, method_of_settings, refuse_unread
 from patchloom.tasks.regression.run_files import SCALE, ValNumbers, read_scale, write_scale, write_val_numbers

@@ -25,14 +25,8 @@ from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
 from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.images.networks import network_options
-from patchloom.tasks.images.plan import (
-    ImagePlan,
-    ImagePlanner,
-    OpenedImages,
-    Resolved,
-    preprocessing_of,
-    resolve_fields,
-)
+from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
+from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved, preprocessing_of, resolve_fields
 from patchloom.tasks.images.training import ImageTraining, image_loader, initialize_backbone, write_image_files
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom.tasks.segmentation.judge import SegmentationJudge, sampled_logits

@@ -218,10 +218,14 @@ def test_the_single_page_and_the_server_have_the_thresholds(run, data, tmp_path)
             (name, pytest.approx(score, abs=1e-5)) for name, score in one
         ]
         assert reply["label"] == model.labels[scores.argmax()]
+    maps = []
     for label in model.labels:
         (reply,) = verbs["explain"].run(files[:1], {"top": 1, "label": label})
         assert (reply["label"], len(reply["answers"]) <= 1) == (label, True)
-        assert np.ptp(reply["map"]) > 0
+        maps.append(np.asarray(reply["map"]))
+    assert {each.shape for each in maps} == {(4, 4)}  # patches of 4 pixels
+    assert max(np.ptp(each) for each in maps) > 0
+    assert not all(np.array_equal(each, maps[0]) for each in maps)
     with pytest.raises(UsageError, match="gone"):
         verbs["explain"].run(files[:1], {"top": 1, "label": "gone"})
 
