@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom_runtime.calibration import TEMPERATURES, Reliability, ReliabilityBin
+from patchloom_runtime.calibration import TEMPERATURES, Reliability, ReliabilityBin, TemperatureFit
 from patchloom_runtime.errors import DataError
 
 BINS = 15
@@ -73,25 +73,6 @@ class LabeledLogits(NamedTuple):
     logits: np.ndarray  # (N, K)
     labels: np.ndarray  # (N,)
     images: np.ndarray  # (N,)
-
-
-@dataclass(frozen=True)
-class TemperatureFit:
-    """A temperature, and the cross-entropy of images it was not fitted to, with and without one."""
-
-    fitted: float
-    loss_without: float  # nats
-    loss_with: float
-
-    @property
-    def helps(self) -> bool:
-        """Whether a temperature lowers the cross-entropy of images it was not fitted to."""
-        return self.loss_with < self.loss_without
-
-    @property
-    def temperature(self) -> float:
-        """The temperature to use: the fitted one if it helps, else 1."""
-        return self.fitted if self.helps else 1.0
 
 
 def choose_temperature(decisions: LabeledLogits) -> TemperatureFit:

@@ -30,11 +30,11 @@ from patchloom.evaluation.calibration import (
     BINS,
     LabeledLogits,
     Reliability,
-    TemperatureFit,
     choose_temperature,
     reliability,
 )
 from patchloom.evaluation.intervals import wilson
+from patchloom_runtime.calibration import TemperatureFit
 from patchloom_runtime.errors import DataError, UsageError, first_line
 
 MACRO_METRICS = {"mean_class_accuracy": "mean class accuracy", "macro_f1": "macro F1"}  # count every class equally

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch
-from patchloom.evaluation.calibration import LabeledLogits, TemperatureFit, choose_temperature
+from patchloom.evaluation.calibration import LabeledLogits, choose_temperature
 from patchloom.evaluation.intervals import bootstrap_weights, central
 from patchloom.evaluation.target_vectors import predict_vectors
+from patchloom_runtime.calibration import TemperatureFit
 
 UNDECIDED = 0.5  # threshold before one is chosen
 RARE = 5  # images to which a label must apply on val to get a threshold of its own

@@ -368,11 +368,9 @@ class Classifier(EvaluationMethods):
         from patchloom.report.pictures.look import look
 
         names = self.labels if self._files.decides else ()
-        images, truths = labeled_images(images)
-        looks = look(
-            self.model, self.preprocessing, images, names, top=top, truths=truths, calibration=self.calibration
-        )
-        return looks[0] if is_single_image(images) else looks
+        own, truths = labeled_images(images)
+        looks = look(self.model, self.preprocessing, own, names, top=top, truths=truths, calibration=self.calibration)
+        return looks[0] if is_single_image(own) else looks
 
     @overload
     def embed(self, images: ImageSet, *, workers: int = 0, **options: Unpack[EmbedOptions]) -> "Embeddings": ...

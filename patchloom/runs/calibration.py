@@ -13,10 +13,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from patchloom.evaluation.calibration import TemperatureFit
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.files import json_bytes, parsed, read_run_file, refuse_format, refuse_shape
-from patchloom_runtime.calibration import UNCALIBRATED, Calibration, Reliability
+from patchloom_runtime.calibration import UNCALIBRATED, Calibration, Reliability, TemperatureFit
 from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import open_plain, parse_json
 

@@ -186,6 +186,25 @@ class Reliability:
         return cls(values["loss"], tuple(bins))
 
 
+@dataclass(frozen=True)
+class TemperatureFit:
+    """A temperature, and the cross-entropy of images it was not fitted to, with and without one."""
+
+    fitted: float
+    loss_without: float  # nats
+    loss_with: float
+
+    @property
+    def helps(self) -> bool:
+        """Whether a temperature lowers the cross-entropy of images it was not fitted to."""
+        return self.loss_with < self.loss_without
+
+    @property
+    def temperature(self) -> float:
+        """The temperature to use: the fitted one if it helps, else 1."""
+        return self.fitted if self.helps else 1.0
+
+
 def _fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in kind.__dataclass_fields__}
 

@@ -10,7 +10,6 @@ from patchloom.evaluation.calibration import (
     FOLDS,
     LabeledLogits,
     Scored,
-    TemperatureFit,
     binomial_cdf,
     certified_threshold,
     choose_temperature,
@@ -21,7 +20,7 @@ from patchloom.evaluation.calibration import (
     reliability,
     reliability_at,
 )
-from patchloom_runtime.calibration import TEMPERATURES, Calibration, DistanceRule
+from patchloom_runtime.calibration import TEMPERATURES, Calibration, DistanceRule, TemperatureFit
 
 CLASSES = 5
 MAX_ERROR, CONFIDENCE = 0.05, 0.9

@@ -7,11 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchloom.evaluation.calibration import TemperatureFit
 from patchloom.runs.calibration import FEATURES, FILE, RunCalibration, read_calibration, write_calibration
 from patchloom.runs.checksums import accept
 from patchloom.runs.weights import read_weights, save_weights
-from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
+from patchloom_runtime.calibration import (
+    Calibration,
+    DistanceRule,
+    Promise,
+    Reliability,
+    ReliabilityBin,
+    TemperatureFit,
+)
 from patchloom_runtime.errors import CheckpointError
 
 RULES = Calibration(1.5, ("green",), Promise(0.05, 0.9, 0.7, 0.91, 100), DistanceRule(0.3, 2, 0.01, 50, (4, 3)))

@@ -169,9 +169,9 @@ def look(
     """
     if not isinstance(network, Network):
         raise UsageError(f"look takes a network, given {network!r}; for a run: patchloom.load(run).look(images)")
-    images, labels = labeled_images(images)
+    own, labels = labeled_images(images)
     truths = truths or labels
-    return looks(network_inputs(network, preprocessing, images, calibration), class_names, top=top, truths=truths)
+    return looks(network_inputs(network, preprocessing, own, calibration), class_names, top=top, truths=truths)
 
 
 def look_sheet(all_looks: Sequence[ImageLook]) -> Image.Image:

@@ -49,7 +49,7 @@ def explain_labels(model: Any, images: Sequence[Any], options: Mapping[str, Any]
     return _explained(inputs, model.labels, scores, answers, [each.abstained for each in answers], options["label"])
 
 
-def _check_label(label: str | None, names: Sequence[str]) -> None:
+def _check_label(label: str | None, names: list[str] | tuple[str, ...]) -> None:
     if label is not None and label not in names:
         raise UsageError(
             f"there is no class {label!r}.{nearest(label, names)}" if names else "the model has no classes"
@@ -76,7 +76,7 @@ def _explained(
         {
             "answers": [{"label": name, "probability": probability} for name, probability in answers[row]],
             "abstained": abstained[row],
-            "label": names[chosen[row]] if names else "",
+            "label": names[int(chosen[row])] if names else "",
             "kind": kind,
             "map": scaled[row].tolist(),
             "seen": image_base64(image),

@@ -51,7 +51,7 @@ def _calibration_lines(plan: Any) -> Iterator[str]:
     calibration, max_error = read_calibration(plan.folder), plan.settings.max_error
     before, after, promise = calibration.before, calibration.after, calibration.rules.promise
     if calibration.fit and not calibration.fit.helps:
-        yield f"note: {calibration.temperature_in_words}"
+        yield calibration.temperature_in_words
     elif before and after:
         errors = f"{before.calibration_error:.1f} % → {after.calibration_error:.1f} %"
         yield f"calibrated with temperature {calibration.rules.temperature:.3g}: calibration error {errors}"

@@ -32,7 +32,10 @@ class MultilabelServing(Serving):
     }
 
     def functions(self, model: Any) -> dict[str, VerbFunction]:
-        functions = {"predict": partial(predict_images, model), "embed": partial(embed_images, model)}
+        functions: dict[str, VerbFunction] = {
+            "predict": partial(predict_images, model),
+            "embed": partial(embed_images, model),
+        }
         if isinstance(model, Artifact):
             return functions
         from patchloom.tasks.classification.explain import explain_labels, map_kind  # loads torch

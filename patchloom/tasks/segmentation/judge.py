@@ -117,7 +117,7 @@ def sampled_logits(maps: PixelClassifier, images: ImageSet, classes: int, ignore
         logits.append(maps.logits_at(image, torch.from_numpy(places).to(maps.device)).cpu().numpy())
         labels.append(known[places].astype(np.int64))
         numbers.append(np.full(len(places), pixels.row))
-    return LabeledLogits(*map(np.concatenate, (logits, labels, numbers)))
+    return LabeledLogits(np.concatenate(logits), np.concatenate(labels), np.concatenate(numbers))
 
 
 def _translated(known: Tensor, numbers: Tensor | None) -> Tensor:

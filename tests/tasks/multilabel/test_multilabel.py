@@ -182,8 +182,10 @@ def test_evaluate_compare_report_look_and_verify(run, data, tmp_path, capsys, mo
     assert "--level" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("to", ["onnx", "torch"])
+@pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
 def test_artifacts_predict_the_same_labels(run, data, to, tmp_path):
+    if to == "openvino":
+        pytest.importorskip("openvino", reason="needs patchloom[openvino]")
     exported = patchloom.export(str(run), str(tmp_path / to), to=to)
     assert exported is not None
     artifact, model = load_artifact(tmp_path / to), patchloom.load(run, device="cpu")

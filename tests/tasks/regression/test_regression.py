@@ -121,9 +121,12 @@ def test_runs_are_compared_on_the_same_images(place, typed, tmp_path) -> None:
     assert "run − short" in done.output
 
 
-def test_an_artifact_gives_the_numbers_of_the_run(place, tmp_path) -> None:
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_an_artifact_gives_the_numbers_of_the_run(place, to, tmp_path) -> None:
+    if to == "openvino":
+        pytest.importorskip("openvino", reason="needs patchloom[openvino]")
     run, data = place / "run", str(place / "data" / "labels.csv")
-    patchloom.export(str(run), out=str(tmp_path / "onnx"), data=data)
+    patchloom.export(str(run), out=str(tmp_path / "onnx"), to=to, data=data)
     file = str(place / "data" / "07.png")
     expected = dict(patchloom.load(run).predict(file))
     alone = dict(load_artifact(tmp_path / "onnx").predict(file))
