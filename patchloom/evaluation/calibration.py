@@ -85,14 +85,18 @@ def choose_temperature(decisions: LabeledLogits) -> TemperatureFit:
     logits, labels, images = (values[rows] for values in decisions)
     number = np.unique(images, return_inverse=True)[1]
     count = int(number.max(initial=-1)) + 1
+    fitted_to_all = fit_temperature(logits, labels)
+    if count < 2:
+        loss = reliability_at(logits, labels, 1.0).loss
+        return TemperatureFit(fitted_to_all, loss, loss)
     fold = (np.random.default_rng(0).permutation(count) % FOLDS)[number]
     sums = np.zeros(2)
-    for part in range(min(FOLDS, count) if count > 1 else 0):
+    for part in range(min(FOLDS, count)):
         held_out = fold == part
         fitted = fit_temperature(logits[~held_out], labels[~held_out])
         losses = [reliability_at(logits[held_out], labels[held_out], each).loss for each in (1.0, fitted)]
         sums += held_out.sum() * np.array(losses)
-    return TemperatureFit(fit_temperature(logits, labels), *(sums / len(labels)).tolist())
+    return TemperatureFit(fitted_to_all, *(sums / len(labels)).tolist())
 
 
 def _some_rows(logits: np.ndarray) -> np.ndarray:
