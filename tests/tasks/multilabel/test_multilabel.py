@@ -373,6 +373,8 @@ def test_the_python_of_the_page_runs(data, tmp_path, monkeypatch, capsys):
     names: dict = {}
     exec(compile(block, "docs/multilabel.md", "exec"), names)
     assert set(names["model"].labels) == set(COLORS)
-    first, second, _ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    lines = capsys.readouterr().out.splitlines()
+    assert {"map", "images"} <= eval(lines[-1])[names["run"].folder.name].keys()
+    first, second, _ = [line for line in lines if line.startswith("[")]
     assert len(eval(second)) <= 1
     assert {name for name, _ in eval(first)} <= set(COLORS)
