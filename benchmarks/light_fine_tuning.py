@@ -6,7 +6,8 @@ Per seed, a small ViT learns the digits 0 to 4 and is fine-tuned on 5 to 9 with 
 are val, which selects the epoch and the greedy soup, and all others are the test, looked at once. Every row has the
 settings of `auto` and differs in the named fields alone. The soup is made of three runs of full fine-tuning that differ
 in the order of their images. Prints the test top-1 of each row, and its difference from full fine-tuning as mean and
-95 % interval (Student's t) over the seeds.
+95 % interval (Student's t) over the seeds. Then it compares the loss and the calibration error on the test images with
+and without the temperature of each run, for runs whose val says that it helps and for the others.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from scipy.stats import t as student
 from sklearn.datasets import load_digits
 
 import patchloom
+from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.inference.evaluations import EvaluationData, evaluate_on
 
 VIT = {
     "model.options.dim": 64, "model.options.depth": 4, "model.options.heads": 2, "model.options.patch_size": 2,
@@ -71,6 +74,10 @@ def train(data: Any, name: str, seed: int, epochs: int, batch: int, init: str, *
     return out
 
 
+def folder_of(row: str, seed: int) -> str:
+    return f"{row.replace(' ', '_').replace(',', '')}-{seed}"
+
+
 def measured(seed: int) -> dict[str, float]:
     """Return the test top-1 of every row."""
     first, data = digits(seed)
@@ -78,8 +85,7 @@ def measured(seed: int) -> dict[str, float]:
     runs = {}
     for row, changes in ROWS.items():
         init = "none" if row == SCRATCH else start
-        name = f"{row.replace(' ', '_').replace(',', '')}-{seed}"
-        runs[row] = train(data, name, seed, options.epochs, PER_CLASS, init, **changes)
+        runs[row] = train(data, folder_of(row, seed), seed, options.epochs, PER_CLASS, init, **changes)
     others = [
         train(data, f"all_weights-{seed}-{other}", 100 * other + seed, options.epochs, PER_CLASS, start)
         for other in (1, 2)
@@ -89,6 +95,27 @@ def measured(seed: int) -> dict[str, float]:
         patchloom.soup([runs[FULL], *others], data, out=runs[SOUP], split="val", device="cpu")
     tested = {row: patchloom.evaluate(run, data, split="test", device="cpu") for row, run in runs.items()}
     return {row: next(iter(each.values().values()))["top1"] for row, each in tested.items()}
+
+
+def temperature_row(row: str, seed: int) -> tuple[bool, list[float]]:
+    """Return whether a run uses its temperature, and test losses and calibration errors without and with it."""
+    model = patchloom.load(options.out / folder_of(row, seed), device="cpu")
+    fit, model.calibration = model.calibration.fit, type(model.calibration)()
+    settings = EvaluationSettings(split="test")
+    images = EvaluationData(digits(seed)[1], settings).open(model)
+    report = evaluate_on(model, images, settings, keep_logits=True).report
+    both = [report.at_temperature(temperature) for temperature in (1.0, fit.fitted)]
+    return fit.helps, [*(each.loss for each in both), *(each.calibration_error() for each in both)]
+
+
+def print_temperatures() -> None:
+    rows = [temperature_row(row, seed) for row in ROWS for seed in range(options.seeds)]
+    for helps in (True, False):
+        values = np.array([values for of, values in rows if of == helps]).reshape(-1, 4)
+        lower = (values[:, [1, 3]] < values[:, [0, 2]]).sum(axis=0)
+        losses, errors = values.mean(axis=0).round(3).reshape(2, 2).tolist()
+        print(f"{'used' if helps else 'not used'}: {len(values)} runs, loss {losses} (lower in {lower[0]}), ", end="")
+        print(f"calibration error {errors} (lower in {lower[1]})")
 
 
 def main() -> None:
@@ -106,6 +133,7 @@ def main() -> None:
         ))  # fmt: skip
         spread = [each.std(ddof=1) * width if len(rows) > 1 else np.nan for each in (values, gains)]
         print(f"| {name} | {values.mean():.1f} ± {spread[0]:.1f} | {gains.mean():+.1f} ± {spread[1]:.1f} |", flush=True)
+    print_temperatures()
 
 
 if __name__ == "__main__":
