@@ -78,7 +78,9 @@ def tell(out: Path) -> None:
         points = curve(records, steps_per_unit(records)[1], "evaluation", "ema", "top1")
         lines.append(Series(name, points, len(lines)))
     if lines:
-        (out / "curves.svg").write_text(svg_file(line_chart(lines, x_label="epoch")), "utf-8")
+        (out / "curves.svg").write_text(
+            svg_file(line_chart(lines, x_label="epoch", y_label="top-1 on val, %")), "utf-8"
+        )
         print(out / "curves.svg")
 
 

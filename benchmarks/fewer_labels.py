@@ -133,7 +133,7 @@ def draw_neighbours(folders: dict[str, Path], picture: Path) -> None:
         points = curve(records, steps_per_unit(records)[1], "evaluation", "model", "knn20_top1")
         if points:
             lines.append(Series(name, points, len(lines)))
-    picture.write_text(svg_file(line_chart(lines, x_label="epoch")), "utf-8")
+    picture.write_text(svg_file(line_chart(lines, x_label="epoch", y_label="top-1 of the 20 nearest, %")), "utf-8")
     print(picture)
 
 

@@ -4,14 +4,18 @@ This module does not import torch, so that `patchloom check` stays fast.
 """
 
 import base64
+import hashlib
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 
 from patchloom.disk import atomic_write
+from patchloom.report.charts.svg import DARK_COLORS, DASHES, LIGHT_COLORS
 from patchloom_runtime.errors import ResourceError, UsageError
 from patchloom_runtime.printable import printable
 
@@ -23,6 +27,8 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+LEAST_LINKS = 4  # sections of a page from which on it has a list of them
+_SECTION = re.compile(r'<section id="([\w-]+)">\s*<h2>(.*?)</h2>', re.DOTALL)
 _SIGNED = "Red patches speak for the class, blue patches against it"
 # What a page says about its maps, by the kind of map (see `pictures/explanations.py`).
 ABOUT_MAPS = {
@@ -42,9 +48,32 @@ def render(template: str, **values: Any) -> str:
     return "\n".join(map(printable, html.split("\n")))
 
 
+def section_links(html: str) -> list[tuple[str, Markup]]:
+    """Return id and heading of the sections of a page; none if there are few."""
+    links = [(place, Markup(heading)) for place, heading in _SECTION.findall(html)]  # a template has escaped them
+    return links if len(links) >= LEAST_LINKS else []
+
+
+def inline_policy(script: str) -> str:
+    """Return the source expression of a content security policy that allows one inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 def page_script(name: str) -> str:
     """Return the text of a script in the templates folder."""
     return (_TEMPLATES / name).read_text("utf-8")
+
+
+LIST_SCRIPT = "\n" + page_script("lists.js")  # sorts and filters lists and tables
+LIST_POLICY = inline_policy(LIST_SCRIPT)
+_PAGES.filters["links"] = section_links
+_PAGES.globals.update(
+    light_colors=LIGHT_COLORS,
+    dark_colors=DARK_COLORS,
+    dashes=DASHES,
+    list_script=Markup(LIST_SCRIPT),
+    list_policy=Markup(LIST_POLICY),
+)
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:

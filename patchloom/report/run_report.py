@@ -177,7 +177,7 @@ def curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[t
     }
     # A single point is not a curve; its value is in the table.
     return [
-        (name, line_chart(lines, x_label=unit))
+        (name, line_chart(lines, x_label=unit, y_label=name))
         for name, lines in drawn.items()
         if any(len(line.points) > 1 for line in lines)
     ]

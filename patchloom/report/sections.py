@@ -1,6 +1,7 @@
 """Sections of a report that only some tasks have, as HTML; `report.html.j2` puts them between curves and recipe."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -10,18 +11,17 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.evaluation.classification import Mistake
-from patchloom.report.charts import Series, bars, count_table, heat_map, line_chart
+from patchloom.report.charts import Series, bars, block_map, count_table, heat_map, line_chart
 from patchloom.report.page import data_uri, render
 from patchloom_runtime.calibration import Reliability
 
 MAX_COUNTED_CLASSES = 30  # up to here, the cells of a confusion matrix have room for their counts
-MAX_DRAWN_CLASSES = 250  # up to here, every cell of a confusion matrix has a tooltip
+MAX_DRAWN_CLASSES = 250  # up to here, every pair of classes has a cell of its own
 MOST_CONFUSED_CLASSES = 12  # classes of a larger matrix that are shown with counts
 UNFOLDED_BARS = 20
 CONFUSED_PAIRS = 20
 THUMBNAIL = 112  # pixels
 SMALL_PICTURE = 480  # pixels; up to here a picture shrinks to the width of a phone, a wider one scrolls
-RIGHT, WRONG = (37, 99, 235), (220, 38, 38)  # as in the style sheet
 
 
 def confusion_section(counts: np.ndarray, names: Sequence[str]) -> Markup:
@@ -62,7 +62,8 @@ def reliability_section(before: Reliability, after: Reliability, notes: Sequence
     for number, (title, measured) in enumerate([("Before calibration", before), ("After calibration", after)]):
         points = [(100 * each.confidence, 100 * each.accuracy) for each in measured.bins if each.images]
         ideal = Series("calibrated", [(0.0, 0.0), (100.0, 100.0)], 2, 0.5)
-        chart = line_chart([Series("this run", points, number), ideal], x_label="confidence, %", from_zero=True)
+        lines = [Series("this run", points, number), ideal]
+        chart = line_chart(lines, x_label="confidence, %", y_label="accuracy, %", from_zero=True)
         caption = (
             f"Accuracy in percent of the predictions in each bin of confidence. Calibration error "
             f"{measured.calibration_error:.2f} %, loss {measured.loss:.4f}."
@@ -91,7 +92,8 @@ def sample_section(samples: Sequence[tuple[str, str, str]]) -> Markup:
 
 def table_section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
     """Return a table."""
-    return _section("table", title=title, columns=columns, rows=rows)
+    place = re.sub(r"\W+", "-", title.lower()).strip("-")
+    return _section("table", title=title, place=place, columns=columns, rows=rows)
 
 
 def _section(name: str, **values: Any) -> Markup:
@@ -108,13 +110,14 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     strengths = _strengths(counts)
     if len(names) <= MAX_COUNTED_CLASSES:
         return {"table": count_table(counts, strengths, names), "pairs": pairs[:3], "largest": largest}
-    drawn = heat_map(counts, strengths, names) if len(names) <= MAX_DRAWN_CLASSES else None
+    is_whole = len(names) <= MAX_DRAWN_CLASSES
+    drawn = heat_map(counts, strengths, names) if is_whole else block_map(counts, names)
     block = None
     if chosen := most_confused(wrong):
         part = np.ix_(chosen, chosen)
         block = count_table(counts[part], strengths[part], [names[i] for i in chosen], images[chosen])
-    image = None if drawn else data_uri(_compact(counts))
-    return {"table": None, "chart": drawn, "image": image, "block": block, "pairs": pairs, "largest": largest}
+    whole = {"chart": drawn, "is_whole": is_whole, "block": block}
+    return {"table": None, "pairs": pairs, "largest": largest, **whole}
 
 
 def most_confused(wrong: np.ndarray, count: int = MOST_CONFUSED_CLASSES) -> list[int]:
@@ -137,13 +140,6 @@ def _strengths(counts: np.ndarray) -> np.ndarray:
     right = np.diag(np.diag(share))
     wrong = share - right
     return right + wrong / (wrong.max() or 1.0)
-
-
-def _compact(counts: np.ndarray) -> Image.Image:
-    """Return an image with one pixel per cell; empty cells are transparent, for light and dark pages."""
-    alpha = np.where(counts > 0, np.maximum(np.rint(255 * _strengths(counts)), 40), 0).astype(np.uint8)
-    color = np.where(np.eye(len(counts), dtype=bool)[..., None], RIGHT, WRONG).astype(np.uint8)
-    return _enlarged(Image.fromarray(np.dstack([color, alpha]), "RGBA"), 500)
 
 
 def _class_bars(

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.report.page import data_uri, write_page
+from markupsafe import Markup
+
+from patchloom.report.page import data_uri, inline_policy, page_script, write_page
 from patchloom.report.run_report import LOSS, RATE, ChartLine, Charts, curve_charts, validation
 from patchloom.runs.watched import RunState
 from patchloom_runtime.errors import DataError
@@ -35,7 +37,17 @@ def write_watch_page(
     title = runs[0][0].run if len(runs) == 1 else f"{len(runs)} runs"
     refresh = None if is_over else max(1, round(every_s))
     written = time.strftime("%Y-%m-%d %H:%M:%S")
-    write_page(path, "watch.html.j2", title=title, sections=sections, refresh_s=refresh, written=written)
+    script = Markup("\n" + page_script("watch.js"))
+    write_page(
+        path,
+        "watch.html.j2",
+        title=title,
+        sections=sections,
+        refresh_s=refresh,
+        written=written,
+        script=script,
+        policy=Markup(inline_policy(script)),
+    )
 
 
 def main_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -49,7 +61,7 @@ def _with_speed(records: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
     charts: dict[str, Sequence[ChartLine]] = {**LOSS}
     for name in main_metrics(records):
         charts[name] = [*validation(name), validation(name, average="average", name="average of epochs")[1]]
-    charts |= {**RATE, "Speed in training": [ChartLine(label=_SPEED, color=3, kind="train", value=_SPEED)]}
+    charts |= {**RATE, "Speed in training, images/s": [ChartLine(label=_SPEED, color=0, kind="train", value=_SPEED)]}
     speeds = [record.get("time", {}).get("images_per_s") for record in records]
     timed = [
         {**record, "values": {**record["values"], _SPEED: speed}} if speed else record

@@ -5,8 +5,6 @@ and allows no other address. `hosts.py` keeps foreign pages from using the serve
 """
 
 import asyncio
-import base64
-import hashlib
 import json
 import os
 import re
@@ -20,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchloom.report.page import ABOUT_MAPS, page_script, render
+from patchloom.report.page import ABOUT_MAPS, LIST_POLICY, inline_policy, page_script, render
 from patchloom.report.pictures.overlays import class_color, palette
 from patchloom.serving.app import App, Handler
 from patchloom.serving.schema import page_paths
@@ -33,7 +31,8 @@ _NO_CLASSES = (
 HTML = "text/html; charset=utf-8"
 REPORT = "report.html"
 _REPORT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {LIST_POLICY}; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 _ISOLATION = {
     "Referrer-Policy": "no-referrer",
@@ -117,7 +116,7 @@ def page_response(
     )
     hashes = {"script": "", "style": ""}
     for kind, text in _INLINE.findall(html):
-        hashes[kind] += f" 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        hashes[kind] += f" {inline_policy(text)}"
     policy = (
         f"default-src 'none'; script-src{hashes['script']}; style-src{hashes['style']}; img-src data: blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"

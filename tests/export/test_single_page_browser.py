@@ -1,6 +1,6 @@
 """The page in a real browser, from disk and offline: images, drawings, classes, maps, phone and screen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from tests.networks import small
-from tests.report.test_browser import browser  # noqa: F401
+from tests.report.test_browser import axe, browser  # noqa: F401
 
 CLASSES = tuple("0123456789")
 
@@ -64,6 +64,16 @@ def page(run: Path, tmp_path: Path, browser: Any) -> Iterator[Any]:  # noqa: F81
 def pixels(page: Any, canvas: str) -> str:
     url: str = page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
     return url
+
+
+def test_predictions_are_accessible(images: list[Path], page: Any, axe: Callable[[Any], list[str]]) -> None:  # noqa: F811
+    page.set_input_files("#files", [str(path) for path in images])
+    page.wait_for_selector("#strip li:nth-child(4)")
+    for width in (390, 1280):
+        for scheme in ("light", "dark"):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            assert (width, scheme, axe(page)) == (width, scheme, [])
 
 
 def test_files_are_answered_as_by_the_run(run: Path, images: list[Path], page: Any) -> None:

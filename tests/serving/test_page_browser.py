@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchloom.report.pictures.overlays import palette
 from patchloom_runtime.images.object_masks import ObjectMask
-from tests.report.test_browser import browser  # noqa: F401
+from tests.report.test_browser import axe, browser  # noqa: F401
 from tests.serving.conftest import IMAGE_FILES
 from tests.serving.pages import MODELS, over_http, page_of
 
@@ -118,6 +118,26 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
     page.locator("#hits b", has_text="warm").first.wait_for()
     assert (labels, set(page.locator("#hits b").all_inner_texts())) == ({"crimson", "tomato", "navy"}, {"warm", "cold"})
     assert 0 < page.locator("#hits .same").count() < 12
+    opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize("kind", ["index", "segmenter", "detector", "translator"])
+def test_the_page_is_accessible(
+    kind: str,
+    width: int,
+    scheme: str,
+    addresses: dict[str, str],
+    browser: Any,  # noqa: F811
+    axe: Callable[[Any], list[str]],  # noqa: F811
+) -> None:
+    opened = Opened(browser, addresses[kind], width, scheme)
+    assert axe(opened.page) == []
+    if kind != "translator":
+        opened.page.evaluate(DROP, ["a.png", list(IMAGE_FILES[0])])
+        opened.answered()
+        assert axe(opened.page) == []
     opened.close()
 
 

@@ -4,7 +4,7 @@ We draw charts ourselves because we need few kinds, and matplotlib adds 78 MB an
 """
 
 from patchloom.report.charts.bars import bars, histogram_chart
-from patchloom.report.charts.heat_maps import count_table, heat_map, share_map
+from patchloom.report.charts.heat_maps import block_map, count_table, heat_map, share_map
 from patchloom.report.charts.lines import SeedRange, Series, line_chart, range_chart
 from patchloom.report.charts.scatter import Point, scatter_chart
 from patchloom.report.charts.svg import LINE_COLORS, svg_file
@@ -15,6 +15,7 @@ __all__ = [
     "SeedRange",
     "Series",
     "bars",
+    "block_map",
     "count_table",
     "heat_map",
     "histogram_chart",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from patchloom.report.charts.lines import vertical_label
 from patchloom.report.charts.svg import (
     BOTTOM,
     HEIGHT,
@@ -16,6 +17,7 @@ from patchloom.report.charts.svg import (
     Axis,
     nice_ticks,
     svg_line,
+    svg_start,
     svg_text,
 )
 
@@ -45,7 +47,12 @@ def histogram_chart(values: Sequence[float], *, x_label: str, y_label: str = "ru
     peak = len(samples) * (edges[1] - edges[0]) / (std * math.sqrt(2 * math.pi)) if std else 0.0
     y_ticks = nice_ticks(0, max(float(counts.max()), peak))
     up = Axis(0, y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT)]
+    summary = f"mean {mean:.2f}, deviation {std:.2f}, {len(samples)} {y_label}"
+    parts = [
+        svg_start(WIDTH, HEIGHT, "lines", f"{y_label} by {x_label}", summary),
+        vertical_label((up.start + up.end) / 2, y_label),
+        svg_text(LEFT, 14, summary),
+    ]
     for tick in y_ticks:
         parts.append(svg_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(svg_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
@@ -62,7 +69,6 @@ def histogram_chart(values: Sequence[float], *, x_label: str, y_label: str = "ru
         heights = peak * np.exp(-(((xs - mean) / std) ** 2) / 2)
         path = "L".join(f"{across(x):.2f} {up(y):.2f}" for x, y in zip(xs, heights, strict=True))
         parts.append(Markup('<path d="M{}" class="c1"/>').format(path))
-    parts.append(svg_text(LEFT, 14, f"mean {mean:.2f}, deviation {std:.2f}, {len(samples)} {y_label}"))
     parts.append(svg_text((across.start + across.end) / 2, HEIGHT - 4, x_label, "middle"))
     return Markup("").join([*parts, Markup("</svg>")])
 

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from patchloom.report.charts.svg import (
     BOTTOM,
     HEIGHT,
+    LABEL_LETTERS,
     LEFT,
     LEGEND_LINE,
     LETTER,
@@ -20,9 +21,11 @@ from patchloom.report.charts.svg import (
     nice_ticks,
     shorten,
     svg_line,
+    svg_start,
     svg_text,
 )
 
+LEGEND_START = 24.0  # pixels from the left, beside the name of the y axis
 FEW_POINTS = 12  # up to here, points are drawn as dots too
 
 
@@ -50,6 +53,7 @@ def line_chart(
     series: Sequence[Series],
     *,
     x_label: str,
+    y_label: str,
     from_zero: bool = False,
     log: bool = False,
     x_names: Sequence[str] = (),
@@ -65,13 +69,17 @@ def line_chart(
         return Markup('<p class="muted">no finite values</p>')
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
-    listed = [line for line in lines if line.listed]
+    listed = [line for line in lines if line.listed and line.points]
     places = _legend_places([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
     shift = places[-1][1] if places else 0  # further lines of the legend push the chart down
     across, x_ticks = _x_axis(xs, log, len(x_names))
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + shift, TOP + shift)
     marks, height = _x_marks(across, up.start, x_label, x_ticks, x_names)
-    parts = [Markup('<svg viewBox="0 0 {} {:.0f}" class="lines" role="img">').format(WIDTH, height)]
+    summary = "; ".join(_summary(line, x_names) for line in listed)
+    parts = [
+        svg_start(WIDTH, height, "lines", f"{y_label} by {x_label}", summary),
+        vertical_label((up.start + up.end) / 2, y_label),
+    ]
     for tick in y_ticks:
         parts.append(svg_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(svg_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
@@ -86,12 +94,28 @@ def line_chart(
             tooltip = f"{line.name} {y:.4g}, {x_label} {x_names[round(x)] if x_names else f'{x:.4g}'}"
             parts.append(dot.format(across(x), up(y), line.color, visible, tooltip))
     for (x, y), line in zip(places, listed, strict=False):
-        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"{}/>').format(x, y + 11, line.color, _opacity(line)))
-        parts.append(svg_text(x + 16, y + 15, shorten(line.name, 40)))
+        parts.append(Markup('<path d="M{:.1f} {}h20" class="c{}"{}/>').format(x, y + 11, line.color, _opacity(line)))
+        parts.append(svg_text(x + 24, y + 15, shorten(line.name, 40)))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def range_chart(ranges: Sequence[SeedRange], *, x_label: str = "epoch") -> Markup:
+def vertical_label(middle: float, text: str) -> Markup:
+    """Return the name of a y axis, upwards along the left edge of a line chart."""
+    tilt = f"translate(10 {middle:.1f}) rotate(-90)"
+    return svg_text(0, 0, shorten(text, LABEL_LETTERS), "middle", tilt)
+
+
+def _summary(line: Series, x_names: Sequence[str]) -> str:
+    """Return the first and the last value of a line in words."""
+
+    def at(x: float) -> str:
+        return x_names[round(x)] if x_names else f"{x:.4g}"
+
+    (first_x, first), (last_x, last) = line.points[0], line.points[-1]
+    return f"{line.name}: {first:.4g} at {at(first_x)}, {last:.4g} at {at(last_x)}"
+
+
+def range_chart(ranges: Sequence[SeedRange], *, y_label: str, x_label: str = "epoch") -> Markup:
     """Return mean, one standard deviation, minimum and maximum of several runs by epoch."""
     lines = {
         "mean": [(float(at.epoch), at.mean) for at in ranges],
@@ -105,7 +129,7 @@ def range_chart(ranges: Sequence[SeedRange], *, x_label: str = "epoch") -> Marku
     styles = {"mean": (0, 1.0), "± one deviation": (0, 0.45), "min, max": (1, 0.6)}
     series = [Series(name, points, *styles[name]) for name, points in lines.items()]
     series += [Series(name, points, *styles[name], listed=False) for name, points in upper.items()]
-    return line_chart(series, x_label=x_label)
+    return line_chart(series, x_label=x_label, y_label=y_label)
 
 
 def _x_axis(xs: Sequence[float], log: bool, names: int) -> tuple[Axis, list[float]]:
@@ -155,11 +179,11 @@ def _x_marks(
 def _legend_places(names: Sequence[str]) -> list[tuple[float, int]]:
     """Return where each name of a legend starts: side by side, wrapped at the width of the chart."""
     places: list[tuple[float, int]] = []
-    x, y = float(LEFT), 0
+    x, y = LEGEND_START, 0
     for name in names:
-        width = 28 + LETTER * len(name)
-        if x > LEFT and x + width > WIDTH:
-            x, y = float(LEFT), y + LEGEND_LINE
+        width = 36 + LETTER * len(name)
+        if x > LEGEND_START and x + width > WIDTH:
+            x, y = LEGEND_START, y + LEGEND_LINE
         places.append((x, y))
         x += width
     return places

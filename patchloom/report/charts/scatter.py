@@ -10,17 +10,20 @@ from patchloom.report.charts.svg import (
     LEFT,
     LEGEND_LINE,
     LETTER,
-    PALETTE,
+    LINE_COLORS,
     RIGHT,
     Axis,
     nice_ticks,
     shorten,
     svg_line,
+    svg_start,
     svg_text,
 )
 
 SIDE = 460  # pixels of the plot area
 MAX_LEGEND = 24  # groups
+# After the circle: square, triangle, diamond, around a center.
+_SHAPES = ("m-{0} -{0}h{1}v{1}h-{1}z", "m0 -{0}l{0} {1}h-{1}z", "m0 -{0}l{0} {0}l-{0} {0}l-{0} -{0}z")
 
 
 class Point(NamedTuple):
@@ -53,23 +56,22 @@ def scatter_chart(
     legend = 30 + LETTER * max(len(shorten(name, 24)) for name in listed) if listed else RIGHT if x_label else 8
     width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(listed) + 2))
     across, up = _scatter_axes(points, left, side, ticked=bool(x_label))
+    name = f"{y_label} by {x_label}" if x_label else "points by group"
     parts = [
-        Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="scatter" role="img">').format(width, height),
+        svg_start(width, height, "scatter", name, f"{len(points)} points", fixed=True),
         *_frame(across, up, x_label, y_label),
         *([_straight_line(*line, across, up)] if line else []),
     ]
-    dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" style="fill:{};fill-opacity:.8"><title>{}</title></circle>')
     for point in points:
         values = f" ({point.x:.4g}, {point.y:.4g})" if x_label else ""
         text = " · ".join(filter(None, [point.name, point.group])) + values
-        color = _group_color(names.index(point.group))
-        parts.append(dot.format(across(point.x), up(point.y), 4 if named else 3, color, text))
+        parts.append(_mark(across(point.x), up(point.y), 4 if named else 3, names.index(point.group), text))
     if named:
         parts += _point_names(points, across, up)
-    for i, name in enumerate(listed):
+    for i, group in enumerate(listed):
         y = 10 + LEGEND_LINE * (i + 0.5)
-        parts.append(dot.format(left + side + 14, y, 4, _group_color(names.index(name)), name))
-        parts.append(svg_text(left + side + 24, y + 4, shorten(name, 24)))
+        parts.append(_mark(left + side + 14, y, 4, names.index(group), group))
+        parts.append(svg_text(left + side + 24, y + 4, shorten(group, 24)))
     if (more := len([name for name in names if name]) - len(listed)) > 0:
         parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(listed) + 0.5), f"{more} more"))
     return Markup("").join([*parts, Markup("</svg>")])
@@ -138,7 +140,12 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _group_color(number: int) -> str:
-    lap, place = divmod(number, len(PALETTE))
-    # Every further dozen is mixed with more white, so that neighbors in a long list differ.
-    return f"color-mix(in srgb, {PALETTE[place]} {max(30, 100 - 25 * lap)}%, white)" if lap else PALETTE[place]
+def _mark(x: float, y: float, radius: float, group: int, text: str) -> Markup:
+    """Return the mark of a group: every further lap of the colors has another shape."""
+    lap, color = divmod(group, LINE_COLORS)
+    tooltip = Markup("<title>{}</title>").format(text)
+    if not lap % (len(_SHAPES) + 1):
+        circle = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" class="mark c{}">{}</circle>')
+        return circle.format(x, y, radius, color, tooltip)
+    shape = _SHAPES[lap % (len(_SHAPES) + 1) - 1].format(radius, 2 * radius)
+    return Markup('<path d="M{:.2f} {:.2f}{}" class="mark c{}">{}</path>').format(x, y, shape, color, tooltip)

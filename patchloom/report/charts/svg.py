@@ -9,22 +9,25 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 360, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 36  # margins of a line chart
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 28, 36  # margins of a line chart
 LETTER = 6.3  # average width of a letter in pixels, in the charts' font of 11 pixels
 LEGEND_LINE = 16  # pixels from one line of a legend to the next
-# Twelve colors that differ on light and dark pages; more groups get shades of them.
-PALETTE = (
-    "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2",
-    "#db2777", "#65a30d", "#92400e", "#64748b", "#c026d3", "#0d9488",
-)  # fmt: skip
-LINE_COLORS = 8  # classes c0 … c7 of the style sheet
+LABEL_LETTERS = 34  # of the name of a y axis: as long as a line chart is high
+# Colors that differ for color-blind readers too, and from the page: classes c0 … c7 of the style sheet. They were
+# chosen for the largest least distance (OKLab) between two of them in the simulations of Machado et al. (2009).
+LIGHT_COLORS = ("#2563eb", "#fc6000", "#004f4b", "#b58693", "#700099", "#002e41", "#bf348a", "#576621")
+DARK_COLORS = ("#6ea2ff", "#ffb200", "#acd2b2", "#b8546d", "#8958f2", "#00feff", "#d277a5", "#849e48")
+LINE_COLORS = len(LIGHT_COLORS)
+DASHES = ("none", "none", "7 3", "2 2.5", "9 3 2 3", "12 4", "4 4", "1 3.5")  # the same lines without color
 STYLE = (
     "svg{background:#fff} text{fill:#1a2230;font:11px sans-serif} path{fill:none;stroke-width:1.8} "
     "path.grid{stroke:#e2e6ec;stroke-width:1} circle{fill:transparent} circle.seen{r:2.5px} .track{fill:#eef1f5} "
-    ".bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} .strong text{fill:#fff} "
+    ".bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} .strong text{fill:#fff} .mark{fill-opacity:.8} "
     + " ".join(
-        f"path.c{i}{{stroke:{color}}} .c{i}.seen{{fill:{color}}}" for i, color in enumerate(PALETTE[:LINE_COLORS])
+        f"path.c{i}{{stroke:{color};stroke-dasharray:{dash}}} .c{i}.seen,.mark.c{i}{{fill:{color}}}"
+        for i, (color, dash) in enumerate(zip(LIGHT_COLORS, DASHES, strict=True))
     )
+    + " path.mark{stroke:none}"
 )
 
 
@@ -65,6 +68,17 @@ def svg_file(chart: Markup) -> str:
     """Return the chart as an SVG file of its own, in the colors of a light page."""
     head, _, rest = str(chart).partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}'
+
+
+def svg_start(width: float, height: float, kind: str, name: str, summary: str = "", *, fixed: bool = False) -> Markup:
+    """Return the start of an SVG of the class `kind`, with a name and a summary for screen readers.
+
+    A `fixed` one has its width in pixels; others are as wide as the style sheet says.
+    """
+    attribute = Markup(' width="{:.0f}"').format(width) if fixed else ""
+    head = Markup('<svg viewBox="0 0 {:.0f} {:.0f}"{} class="{}" role="img" aria-label="{}">')
+    description = Markup("<desc>{}</desc>").format(summary) if summary else ""
+    return head.format(width, height, attribute, kind, name) + description
 
 
 def svg_line(x1: float, y1: float, x2: float, y2: float) -> Markup:

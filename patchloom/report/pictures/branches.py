@@ -62,7 +62,7 @@ def branch_norm_chart(network: Network, images: Tensor) -> Markup:
     """Draw the ratios in percent over layers, one line per kind of branch."""
     norms = norms_by_layer(network, images)
     series = [Series(name, _percent(ratios), color) for color, (name, ratios) in enumerate(norms.items())]
-    return line_chart(series, x_label="layer", from_zero=True)
+    return line_chart(series, x_label="layer", y_label="branch / input, %", from_zero=True)
 
 
 def branch_epoch_charts(runs: Mapping[str, Mapping[int, Norms]]) -> list[tuple[str, Markup]]:
@@ -79,7 +79,10 @@ def branch_epoch_charts(runs: Mapping[str, Mapping[int, Norms]]) -> list[tuple[s
                 listed = place == len(epochs) or (place == 1 and len(runs) == 1)
                 line = Series(name, _percent(ratios), color % LINE_COLORS, strength, listed)
                 charts.setdefault(kind, []).append(line)
-    return [(kind, line_chart(lines, x_label="layer", from_zero=True)) for kind, lines in charts.items()]
+    return [
+        (kind, line_chart(lines, x_label="layer", y_label="branch / input, %", from_zero=True))
+        for kind, lines in charts.items()
+    ]
 
 
 def _percent(ratios: Sequence[float | None]) -> list[tuple[float, float]]:

@@ -43,7 +43,7 @@ def pca_energy_chart(spaces: dict[str, Tensor]) -> Markup:
     for color, (name, vectors) in enumerate(spaces.items()):
         points = enumerate(100 * pca_energy(vectors), 1)
         series.append(Series(name, [(0.0, 0.0), *((float(count), float(share)) for count, share in points)], color))
-    return line_chart(series, x_label="principal components")
+    return line_chart(series, x_label="principal components", y_label="variance, %")
 
 
 def tsne(vectors: Tensor, *, perplexity: float = 30.0, iterations: int = 500, seed: int = 0) -> np.ndarray:

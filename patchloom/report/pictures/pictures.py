@@ -126,7 +126,9 @@ def _draw(kind: PictureKind, subject: PictureSubject) -> Picture:
 
 def _cosine_chart(subject: PictureSubject) -> Markup:
     cosines = token_cosines(subject.mapped.network, subject.mapped.images).tolist()
-    return line_chart([Series("cosine", list(enumerate(cosines)))], x_label="after block; 0: as learned")
+    return line_chart(
+        [Series("cosine", list(enumerate(cosines)))], x_label="after block; 0: as learned", y_label="cosine"
+    )
 
 
 def _tsne_chart(subject: PictureSubject) -> Markup:

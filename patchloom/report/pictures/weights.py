@@ -136,6 +136,7 @@ def sparsity_chart(network: nn.Module) -> Markup:
             for color, name in enumerate(names)
         ],
         x_label="layer",
+        y_label="small weights, %",
         from_zero=True,
     )
 

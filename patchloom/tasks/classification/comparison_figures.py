@@ -49,10 +49,12 @@ def level_charts(evaluations: LevelEvaluations, contents: Mapping[str, RunConten
                 same.setdefault(recipe, {})[levels.index(level)] = run.at(measure, level)
         names = [f"{level} ({count})" for level, count in evaluations.levels.items()]
         if same:
-            chart = _level_chart(same, "trained and evaluated at", names)
+            chart = _level_chart(same, "trained and evaluated at", title, names)
             charts.append((f"{title}, %: evaluated at the level of the training", chart))
         all_names = [NO_LEVEL, *names] if order != levels else names
-        charts.append((f"{title}, %: evaluated at the finest level", _level_chart(finest, "trained at", all_names)))
+        charts.append(
+            (f"{title}, %: evaluated at the finest level", _level_chart(finest, "trained at", title, all_names))
+        )
     return charts
 
 
@@ -61,12 +63,14 @@ def _recipe_name(contents: RunContents) -> str:
     return recipe.name if recipe else contents.files.model
 
 
-def _level_chart(recipes: Mapping[str, Mapping[int, float]], x_label: str, names: Sequence[str]) -> Markup:
+def _level_chart(
+    recipes: Mapping[str, Mapping[int, float]], x_label: str, measure: str, names: Sequence[str]
+) -> Markup:
     lines = [
         Series(recipe, sorted((float(place), value) for place, value in values.items()), color % LINE_COLORS)
         for color, (recipe, values) in enumerate(recipes.items())
     ]
-    return line_chart(lines, x_label=x_label, x_names=names)
+    return line_chart(lines, x_label=x_label, y_label=f"{measure}, %", x_names=names)
 
 
 def cloud_chart(
@@ -126,7 +130,7 @@ def seed_figures(evaluations: RunEvaluations, data: str | None) -> SeedFigures |
         charts.append(("Distribution", histogram_chart(values, x_label=f"top-1 on {where}, %")))
     if by_epoch := evaluations.spread_by_epoch():
         ranges = [SeedRange(epoch, s.mean, s.std, s.min, s.max) for epoch, s in by_epoch.items()]
-        charts.append(("Top-1 on val during training, %", range_chart(ranges)))
+        charts.append(("Top-1 on val during training, %", range_chart(ranges, y_label="top-1 on val, %")))
     for at in evaluations.early_and_last():
         points = [Point(x, y, name) for name, x, y in zip(evaluations.folders, at.then, at.last, strict=True)]
         label = f"top-1 on val at epoch {at.epoch}, %"

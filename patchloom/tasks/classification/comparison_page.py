@@ -209,7 +209,7 @@ def _curves(contents: dict[str, RunContents]) -> list[tuple[str, Markup]]:
         curves["Training loss"] = curve(records, steps, "train", "model", "loss")
         for title, points in curves.items():
             charts.setdefault(title, []).extend([Series(name, points, i % LINE_COLORS)] if points else [])
-    return [(title, line_chart(lines, x_label="epoch")) for title, lines in charts.items() if lines]
+    return [(title, line_chart(lines, x_label="epoch", y_label=title)) for title, lines in charts.items() if lines]
 
 
 def _classes(reports: dict[str, ClassificationReport]) -> list[list[str]]:

@@ -119,7 +119,7 @@ class Pruning:
             first = [(start, self.whole.values["top1"])] if kind == "share" else []
             lines.append(Series(_letters_text(group), sorted([*first, *xs]), number))
         label = "% of each matrix set to zero" if kind == "share" else "bits per weight"
-        return line_chart(lines, x_label=label)
+        return line_chart(lines, x_label=label, y_label="top-1, %")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

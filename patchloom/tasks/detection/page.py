@@ -298,7 +298,7 @@ def _curves(report: DetectionReport, kind: Kind) -> Markup:
         points += list(zip(curve.recall.tolist(), curve.precision.tolist(), strict=True))
         step = -(-len(points) // 200)
         series.append(Series(report.classes[number], points[::step], color))
-    return line_chart(series, x_label="recall")
+    return line_chart(series, x_label="recall", y_label="precision")
 
 
 def _worst_and_best(val: ValDetections, images: LabeledImages) -> list[Markup]:

@@ -91,7 +91,7 @@ def curves(sweep: Sweep) -> list[tuple[str, Markup, str]]:
         scaled = [Series(line.name, [(x * factor, y) for x, y in line.points], line.color) for line in lines]
         label = "% of the training images of each class" if key == SHARE else key
         title = f"{sweep.metric or 'score'} against {'the share of the training set' if key == SHARE else key}"
-        made.append((title, line_chart(scaled, x_label=label, log=log), caption))
+        made.append((title, line_chart(scaled, x_label=label, y_label=sweep.metric or "score", log=log), caption))
     return made
 
 

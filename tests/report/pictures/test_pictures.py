@@ -350,14 +350,15 @@ def test_names_of_close_points_do_not_cover_one_another():
 def test_a_legend_tells_how_many_groups_it_leaves_out_and_colors_differ():
     chart = scatter_chart([Point(i, i, "", f"class {i}") for i in range(30)])
     assert re.search(r">6 [^<\d]+</text>", chart)
-    fills = [part.split(";")[0] for part in chart.split("fill:")[1:31]]
-    assert len(set(fills)) == 30
+    shapes = re.findall(r'<(?:circle|path d="M[\d.]+ [\d.]+([^"]+)")[^>]*class="mark c(\d)"', chart)
+    assert len(shapes) == 30 + 24  # points and legend
+    assert len(set(shapes[:30])) == 30  # every further lap of the colors has another shape
 
 
 def test_lines_may_start_at_zero_and_a_chart_may_be_a_file():
     lines = [Series("a", [(1, 50.0), (2, 60.0)])]
-    assert ">0</text>" in line_chart(lines, x_label="layer", from_zero=True).split("layer")[0]
-    file = svg_file(line_chart(lines, x_label="layer"))
+    assert ">0</text>" in line_chart(lines, x_label="layer", y_label="%", from_zero=True).rpartition("layer")[0]
+    file = svg_file(line_chart(lines, x_label="layer", y_label="%"))
     assert file.startswith("<svg ")
     assert 'xmlns="http://www.w3.org/2000/svg"><style>' in file
     assert Tree.fromstring(file).tag == "{http://www.w3.org/2000/svg}svg"

@@ -157,7 +157,7 @@ def test_a_histogram_counts_every_run_and_its_gaussian_is_highest_at_the_mean() 
 
 
 def test_a_range_has_its_mean_deviation_and_extremes() -> None:
-    chart = range_chart([SeedRange(1, 50.0, 5.0, 40.0, 60.0), SeedRange(2, 70.0, 1.0, 68.0, 72.0)])
+    chart = range_chart([SeedRange(1, 50.0, 5.0, 40.0, 60.0), SeedRange(2, 70.0, 1.0, 68.0, 72.0)], y_label="top-1, %")
     titles = re.findall("<title>(.*?)</title>", chart)
     for value, epoch in ((50, 1), (40, 1), (72, 2), (55, 1)):  # mean, least, most, mean + deviation
         assert any(title.endswith(f" {value}, epoch {epoch}") for title in titles)
@@ -191,7 +191,7 @@ def test_accuracy_by_granularity_has_a_line_per_recipe() -> None:
 
 def test_long_names_along_an_axis_are_tilted_and_have_room() -> None:
     def drawn(names: tuple[str, ...]) -> str:
-        return line_chart([Series("a", [(0.0, 1.0), (1.0, 2.0)])], x_label="level", x_names=names)
+        return line_chart([Series("a", [(0.0, 1.0), (1.0, 2.0)])], x_label="level", y_label="top-1, %", x_names=names)
 
     assert "rotate(-35)" not in drawn(("coarse", "fine"))
     ranks = (
