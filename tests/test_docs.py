@@ -65,9 +65,9 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def lines_of(block: Block) -> list[str]:
+def lines_of(code: str) -> list[str]:
     """The commands of a block, without comments and with continued lines joined."""
-    text = block.code.replace("\\\n", " ")
+    text = code.replace("\\\n", " ")
     return [line for raw in text.splitlines() if (line := re.sub(r"(^|\s)#.*$", "", raw).strip())]
 
 
@@ -90,18 +90,25 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     ran = 0
-    for number, block in enumerate(blocks(page)):
-        if not block.runs_here:
-            continue
+    for number, (language, code) in enumerate(cells(page)):
         for pattern, smaller in SMALLER if page.parent.name == "tutorials" or page.stem != "python" else ():
-            block = block._replace(code=re.sub(pattern, smaller, block.code))
-        if block.language == "python":
-            exec(compile(block.code, f"{page.name}, block {number + 1}", "exec"), names)
+            code = re.sub(pattern, smaller, code)
+        if language == "python":
+            exec(compile(code, f"{page.name}, block {number + 1}", "exec"), names)
         else:
-            for line in lines_of(block):
+            for line in lines_of(code):
                 run_line(line, monkeypatch, capsys)
         ran += 1
     assert ran == sum(block.runs_here for block in blocks(page))
+
+
+def cells(page: Path) -> list[tuple[str, str]]:
+    """Language and code of what runs here: the blocks of a page, the cells of the notebook of a tutorial."""
+    if page.parent.name != "tutorials" or page.stem == "index":
+        return [(block.language, block.code) for block in blocks(page) if block.runs_here]
+    book = json.loads(notebooks.notebook(page.read_text("utf-8")))
+    codes = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    return [("bash" if code.startswith("%%bash\n") else "python", code.removeprefix("%%bash\n")) for code in codes]
 
 
 def run_line(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +143,7 @@ COMMANDS = {
     for page in PAGES
     for block in blocks(page)
     if block.language == "bash" and not block.runs_here
-    for line in lines_of(block)
+    for line in lines_of(block.code)
     for part in re.split(r" && | \| ", line)
     if (parts := shlex.split(re.sub(r" [<>] \S+", "", part)))[:1] == ["patchloom"]
 }

@@ -98,7 +98,7 @@ class EvaluationMethods:
 
         split       train, val, test or all (default: val, else the images the run held out, else all)
         size        image size in pixels (default: the model's)
-        crop_ratio  share of the short side that is cropped (default: the model's)
+        crop_ratio  share of the short side that is kept (default: the model's)
         real        path of the ImageNet-ReaL labels
         v2          folder names are class numbers, as in ImageNet-V2
         batch       images per batch

@@ -88,7 +88,7 @@ def evaluate_levels(
     halves      measure separability too
     trunk       compare images by the input vectors of projectors
     size        image size in pixels (default: the models')
-    crop_ratio  share of the short side that is cropped (default: the models')
+    crop_ratio  share of the short side that is kept (default: the models')
     batch       images per batch
     workers     processes that read images
     strict      raise an error for stray classes, instead of adding a note
