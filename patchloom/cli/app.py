@@ -25,6 +25,8 @@ class AppOptions(ServingOptions):
 def app(options: AppOptions) -> None:
     """Open a page for trying a model: classes and the evidence for them, masks, boxes, similar images, translations.
 
+    patchloom app runs/photos
+
     Images can be dropped, pasted, chosen or photographed; they are sent to this command only. Ctrl-C ends it.
     """
     from patchloom.serving.verbs import app as run

@@ -29,7 +29,10 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> None:
-    """Measure networks side by side. They take turns, so that noise affects all of them alike."""
+    """Measure networks side by side. They take turns, so that noise affects all of them alike.
+
+    patchloom bench resmlp_s12 mixer_s16 timm:resnet18
+    """
     from patchloom.models.bench import bench as measure_networks
     from patchloom.models.bench import bench_memory
 

@@ -25,7 +25,7 @@ class CalibrateOptions:
     max_rejected: Annotated[
         str,
         Option(
-            "Reject images unlike the training images, but at most this share of others; 0: reject none.",
+            "Reject images unlike the training images, and at most this share of the others; 0: reject none.",
             metavar="SHARE",
         ),
     ] = "1%"

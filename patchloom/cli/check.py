@@ -56,7 +56,10 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> None:
-    """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems."""
+    """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems.
+
+    patchloom check photos/
+    """
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as check_data
     from patchloom.data.checking.scan import scan_bar

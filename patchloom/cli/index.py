@@ -38,7 +38,10 @@ class IndexOptions:
 
 
 def index(options: IndexOptions) -> None:
-    """Embed images for `patchloom search`. The same command resumes, or adds new and changed files."""
+    """Embed images for `patchloom search`. The same command resumes, or adds new and changed files.
+
+    patchloom index runs/photos photos/ --out photos.index
+    """
     from patchloom.cli.output import print_json
     from patchloom.data.checking.scan import scan_bar
     from patchloom.inference.index_build import index as build_index

@@ -37,7 +37,10 @@ class LookOptions:
 
 
 def look(options: LookOptions) -> None:
-    """Draw predictions on images: the network's input, its classes next to the label, and the maps of its family."""
+    """Draw predictions on images: the network's input, its classes next to the label, and the maps of its family.
+
+    patchloom look runs/photos photos/test/
+    """
     from patchloom_runtime.errors import UsageError
 
     folder = Path(options.run) if Path(options.run).is_dir() else Path()

@@ -21,7 +21,10 @@ class ModelsOptions:
 
 
 def models(options: ModelsOptions) -> None:
-    """List the networks; with names, also their multiply-adds, options and published weights."""
+    """List the networks; with names, also their multiply-adds, options and published weights.
+
+    patchloom models resmlp_s12 'cait_*'
+    """
     names, size = options.names, options.size
     if options.pretrained:
         _list_weights(matching(names), as_json=options.as_json)

@@ -168,11 +168,19 @@ def _typer_type(hint: Any, option: Option) -> Any:
     return kind | None if type(None) in kinds else kind
 
 
+def _value_word(kind: Any) -> str | None:
+    """Return the word for a value in the help. Flags and choices have none: typer shows the choices."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    words = {str: "TEXT", int: "N", float: "NUMBER", list[str]: "TEXT"}
+    return next((words[each] for each in kinds if each in words), None)
+
+
 def _annotation(name: str, hint: Any, option: Option, field: Field[Any]) -> Any:
-    shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "rich_help_panel": option.panel}
+    kind = _typer_type(hint, option)
+    metavar = option.metavar or (name.upper() if isinstance(option, Argument) else _value_word(kind))
+    shared: dict[str, Any] = {"help": option.help, "metavar": metavar, "rich_help_panel": option.panel}
     if option.complete:
         shared["autocompletion"] = completer(option.complete)
-    kind = _typer_type(hint, option)
     if isinstance(option, Argument):
         return Annotated[kind, typer.Argument(**shared)]
     written = spelled(option.name or name)

@@ -57,6 +57,10 @@ class PredictOptions:
 def predict(options: PredictOptions) -> None:
     """Predict the class, the mask or the boxes of images. Unreadable files are reported, and the others predicted.
 
+    patchloom predict runs/photos new.jpg
+
+    patchloom predict runs/photos folder/ --csv predictions.csv
+
     A run without a classifier classifies by nearest neighbors: --index INDEX, made by `patchloom index`.
     """
     from patchloom.runs.checksums import reading_once

@@ -18,7 +18,10 @@ class RecipesOptions:
 
 
 def recipes(options: RecipesOptions) -> None:
-    """List the recipes; with names, compare them field by field."""
+    """List the recipes; with names, compare them field by field.
+
+    patchloom recipes deit deit3
+    """
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
     from patchloom.recipes import get_recipe, list_recipes, recipe_table

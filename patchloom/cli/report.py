@@ -32,7 +32,12 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> None:
-    """Write one self-contained HTML page: numbers, curves, confusion, mistakes, images, recipe, cost."""
+    """Write one self-contained HTML page: numbers, curves, confusion, mistakes, images, recipe, cost.
+
+    patchloom report runs/photos --data photos/ --split test
+
+    patchloom report runs/a runs/b
+    """
     from patchloom.cli.output import print_json, print_result
     from patchloom.tasks.report import report as write_report
 

@@ -44,7 +44,10 @@ class SearchOptions:
 
 
 def search(options: SearchOptions) -> None:
-    """Find the files most similar to an image. Unreadable queries are reported, and the others searched."""
+    """Find the files most similar to an image. Unreadable queries are reported, and the others searched.
+
+    patchloom search photos.index new.jpg --page similar.html --images photos/
+    """
     from patchloom.cli.output import JsonList, print_result
     from patchloom.inference.index import open_index
     from patchloom.inference.search import count_right, method_in_words, note_on_images, write_search_page

@@ -35,7 +35,12 @@ class TrainOptions(TrainingSettings):
 
 
 def train(options: TrainOptions) -> None:
-    """Train a model on images, or a translator on text (--recipe translation-small). The same command resumes."""
+    """Train a model on images, or a translator on text (--recipe translation-small). The same command resumes.
+
+    patchloom train photos/ --init in1k
+
+    patchloom train photos/ --time 10m --set augment.mixup=0
+    """
     started = perf_counter()  # before torch is imported: --time includes that
     _announce(options.data_text)
     from patchloom.cli.output import is_quiet, print_json, print_result

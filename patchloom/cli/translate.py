@@ -45,7 +45,10 @@ class TranslateOptions:
 
 
 def translate(options: TranslateOptions) -> None:
-    """Translate lines of text. An empty line stays empty; a long one is translated in pieces."""
+    """Translate lines of text. An empty line stays empty; a long one is translated in pieces.
+
+    patchloom translate runs/corpus letters.txt --out letters.de.txt
+    """
     from patchloom.cli.output import JsonList, results
     from patchloom.tasks.translation.translator import load_translator
 

@@ -5,6 +5,7 @@ An option without a panel is one that a newcomer needs: `--help` shows those, `-
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -44,6 +45,9 @@ class Verb(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return drop_needless_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:

@@ -42,6 +42,8 @@ class WatchOptions:
 def watch(options: WatchOptions) -> None:
     """Watch training runs: what they are doing, curves, speed and the last evaluation.
 
+    patchloom watch runs/photos
+
     It only reads the run folders, ends when all runs have ended, and can be stopped at any time with Ctrl-C.
     """
     from patchloom.cli.streams import StopRequested

@@ -23,7 +23,7 @@ def _option(text: str, metavar: str | None = None) -> Option:
 class Reading:
     """How to read a dataset. Every field is optional and inferred from the data by default."""
 
-    labels: Annotated[PathText, _option("Labels file (path,label) for a folder of images.")] = None
+    labels: Annotated[PathText, _option("Table with the columns path and label, for a folder of images.")] = None
     label_column: Annotated[str | None, _option("Column of the labels file that holds the classes.")] = None
     label_pattern: Annotated[str | None, _option("Class as a part of the file name: '{label}_*.jpg'.")] = None
     taxonomy: Annotated[

@@ -61,7 +61,7 @@ def evaluate(
     heads       evaluate each head of distilled networks too
     split       train, val, test or all (default: val, else the images the run held out, else all)
     size        image size in pixels (default: the models')
-    crop_ratio  share of the short side that is cropped (default: the models')
+    crop_ratio  share of the short side that is kept (default: the models')
     real        path of the ImageNet-ReaL labels
     v2          folder names are class numbers, as in ImageNet-V2
     batch       images per batch

@@ -52,7 +52,7 @@ class TrainingSettings:
             complete="run",
         ),
     ] = "auto"
-    labels: Annotated[str | None, Option("Labels file (path,label) for a folder of images.")] = None
+    labels: Annotated[str | None, Option("Table with the columns path and label, for a folder of images.")] = None
     out: Annotated[str | None, Option("Run folder. Default: runs/NAME-OF-DATA.")] = None
     device: Annotated[str, Option("cpu, cuda or cuda:1; auto uses a GPU if there is one.")] = "auto"
     task: Annotated[

@@ -91,7 +91,7 @@ def train(
 
     Data
         level           label level to train on, if the data have several
-        labels          labels file (path,label) for a folder of images
+        labels          table with the columns path and label, for a folder of images
         label_column    column of the labels file that holds the classes
         label_pattern   class as a part of the file name: '{label}_*.jpg'
         taxonomy        file of levels above the classes

@@ -144,7 +144,7 @@ def calibrate(
     data          images with its classes that it was not trained on (default: the data of the run)
     max_error     largest share of wrong answers to promise: 0.05 or '5%'
     confidence    probability that the promise holds, over the draw of these images
-    max_rejected  reject images unlike the training images, but at most this share of the others; 0: reject none
+    max_rejected  reject images unlike the training images, and at most this share of the others; 0: reject none
     negatives     classes that mean none of these
     split         val, test or all (default: val, else the images the run held out)
     device        'cpu', 'cuda' …; 'auto' uses a GPU if there is one
