@@ -79,7 +79,7 @@ def drop_needless_types(params: list[Any]) -> list[Any]:
         if getattr(option, "is_flag", False):
             option.metavar = ""
         elif isinstance(option, TyperArgument):
-            option.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+            option.display_type_rich = lambda **_: None  # type: ignore[method-assign]
     return params
 
 
