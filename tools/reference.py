@@ -78,7 +78,8 @@ def _command(name: str, command: Any) -> Iterator[str]:
     pieces = " ".join(command.collect_usage_pieces(context))
     yield f"### {name} {{#{name}}}\n"
     yield f"`patchloom {name} {pieces}`\n"
-    yield inspect.cleandoc(command.help or "").replace("<", "&lt;") + "\n"
+    text = inspect.cleandoc(command.help or "").replace("<", "&lt;")
+    yield re.sub(r"(?m)^(patchloom .+)$", r"`\1`", text) + "\n"  # examples
     own = [param for param in command.params if param.name not in SHARED and not getattr(param, "hidden", False)]
     panels = dict.fromkeys(getattr(param, "rich_help_panel", None) for param in own)
     rows: list[tuple[str, ...]] = []
