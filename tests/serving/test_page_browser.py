@@ -121,8 +121,7 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
     opened.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (SCREEN, "light")])
 @pytest.mark.parametrize("kind", ["index", "segmenter", "detector", "translator"])
 def test_the_page_is_accessible(
     kind: str,
