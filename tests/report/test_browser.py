@@ -174,7 +174,7 @@ def test_a_page_can_be_printed(kind: str, page_of: Callable[[str, int], Path], b
     text = "".join(written.split())  # spaces depend on the kerning
     assert [heading for heading in headings if "".join(heading.split()) not in text] == []
     assert "harborseal" in text  # a class
-    assert "Filter" not in text  # a control
+    assert "Sortby" not in text  # a control
     # What is printed is light, whatever the screen is, and no wider than the paper.
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 718, "height": 1000})
