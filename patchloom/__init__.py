@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from patchloom.data.batches.decoded_dataset import make_loader as make_loader
     from patchloom.data.checking.check import check as check
     from patchloom.data.images.image_batch import normalize as normalize
+    from patchloom.data.packing import pack as pack
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
     from patchloom.engine.callbacks import Callback as Callback
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from patchloom.engine.optimization import Schedule as Schedule
     from patchloom.engine.optimization import make_optimizer as make_optimizer
     from patchloom.engine.optimization import set_rates as set_rates
+    from patchloom.errors import BucketError as BucketError
     from patchloom.errors import CheckpointError as CheckpointError
     from patchloom.errors import DataError as DataError
     from patchloom.errors import DeviceError as DeviceError
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
 # Name → module, or module:attribute if it has another name there.
 _WHERE = {
     "Artifact": "patchloom_runtime.artifacts.artifact",
+    "BucketError": "patchloom.errors",
     "Callback": "patchloom.engine.callbacks",
     "CapturedNetwork": "patchloom.models.cuda_graphs",
     "CheckpointError": "patchloom.errors",
@@ -123,6 +126,7 @@ _WHERE = {
     "normalize": "patchloom.data.images.image_batch",
     "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.inference.index",
+    "pack": "patchloom.data.packing",
     "pictures_of": "patchloom.report.pictures.pictures",
     "predict": "patchloom.tasks.predict",
     "probe": "patchloom.tasks.classification.several_runs",

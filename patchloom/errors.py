@@ -1,6 +1,7 @@
 """Errors that patchloom raises. Each class has the exit code of the command line."""
 
 from patchloom_runtime.errors import (
+    BucketError,
     CheckpointError,
     DataError,
     DeviceError,
@@ -11,6 +12,7 @@ from patchloom_runtime.errors import (
 )
 
 __all__ = [
+    "BucketError",
     "CheckpointError",
     "DataError",
     "DeviceError",

@@ -28,7 +28,7 @@ TORCH_ADDRESS_SPACE = "about 3 GiB of address space"  # VmSize after importing t
 TRAIN, USE, MEASURE, LOOK_UP = "Train", "Use a trained model", "Measure and show", "Look up"  # panels of the help
 # Each verb is the function of its name in the module of its name.
 VERBS = {
-    TRAIN: ("check", "train", "watch", "calibrate", "sweep", "audit"),
+    TRAIN: ("check", "pack", "train", "watch", "calibrate", "sweep", "audit"),
     USE: ("predict", "translate", "index", "search", "export", "app", "serve", "convert"),
     MEASURE: ("evaluate", "compare", "probe", "report", "look", "bench", "prune", "soup"),
     LOOK_UP: ("verify", "sign", "models", "recipes"),

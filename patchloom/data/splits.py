@@ -10,11 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from patchloom.data.buckets.remote_file import AnyFile, stands_at
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits, name_some, plain_form
 from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
@@ -293,10 +293,10 @@ def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) ->
     return sorted(units, key=lambda unit: min(ranks[i] for i in unit))
 
 
-def name_files(files: Sequence[Path]) -> dict[str, Path]:
+def name_files(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
     """Return files by name, or by folder/name if names repeat (train/0000.parquet, test/0000.parquet)."""
     unique = len({file.name for file in files}) == len(files)
-    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}
+    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files, key=stands_at)}
 
 
 class SplitNames(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from patchloom.data.buckets.objects import is_url
 from patchloom.data.sources.specs import join_specs
 from patchloom.runs.locate import find_run
 from patchloom.runs.provenance import PROVENANCE, Provenance, read_provenance
@@ -34,7 +35,7 @@ def place_of(data: Sequence[str]) -> str:
     places = []
     for part in data:
         path = os.path.expanduser(part)
-        is_path = os.path.exists(path) or any(sign in part for sign in "*?[{")
+        is_path = os.path.exists(path) or (any(sign in part for sign in "*?[{") and not is_url(part))
         places.append(os.path.abspath(path) if is_path else str(part))
     return join_specs(places)
 

@@ -85,6 +85,13 @@ class DeviceError(ResourceError):
     """
 
 
+class BucketError(ResourceError):
+    """A bucket that cannot be reached or read, or an object in it that changed.
+
+    Check network, credentials and clock, then run the same command again: a training resumes.
+    """
+
+
 # torch has classes for some of these; the libraries below it, and a CPU without memory, only have messages.
 _NO_MEMORY = re.compile(r"CUDA out of memory|error: out of memory|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
 _FAILED = re.compile(

@@ -21,7 +21,7 @@ from patchloom.data.batches.ragged import Boxes, Parts
 from patchloom.data.batches.sample_memory import SampleMemory, reduction_of
 from patchloom.data.batches.sampler import ClassSampling, SamplingPlan
 from patchloom.data.batches.workers import Workers, keep_working, no_core_warning, watched, workers_started
-from patchloom.data.datasets import ImageSet
+from patchloom.data.datasets import ImageSet, LabeledImages
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.samples import EXTENT, Sample
@@ -30,6 +30,8 @@ from patchloom_runtime.images.samples import EXTENT, Sample
 PREFETCHED_PARTS = 2
 # Subsequent images tried in place of an unreadable one, before the dataset counts as unreadable.
 REPLACEMENTS_TRIED = 20
+# Images of a part that are read at once from where that is faster, such as a bucket.
+_READ_AT_ONCE = 64
 # Without an image from a worker: longer than a slow disk takes, shorter than a night.
 WORKER_TIMEOUT_S = 120.0
 _TORCH: dict[type[np.integer], torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.int32: torch.int32}
@@ -241,6 +243,8 @@ class _WorkerDataset(Dataset):
         reduction = reduction_of(self.transform)
         try:
             for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
+                if row % _READ_AT_ONCE == 0 and isinstance(self.dataset, LabeledImages):
+                    self.dataset.prefetch(self._absent(views.index[rows][row : row + _READ_AT_ONCE]))
                 sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken, reduction, self.memory)
                 for name, values in self.transform.arrays(sample, random.Random(int(seed))).items():
                     if name in out:
@@ -252,6 +256,10 @@ class _WorkerDataset(Dataset):
         except (DataError, ResourceError) as error:
             return error
         return filled
+
+    def _absent(self, indices: np.ndarray) -> list[int]:
+        """Return those of these images that are not in the memory of decoded ones, each once."""
+        return [i for i in dict.fromkeys(indices.tolist()) if not (self.memory and i in self.memory)]
 
 
 def read_or_next(

@@ -45,6 +45,10 @@ class SampleMemory:
         """Return the bytes that are not written yet."""
         return self.capacity - int(self._used[0])
 
+    def __contains__(self, index: int) -> bool:
+        with self._lock:
+            return bool(self._facts[index, 1])  # its width
+
     def get(self, index: int) -> Sample | None:
         """Return a stored sample, or None."""
         with self._lock:

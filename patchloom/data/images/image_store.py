@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from PIL import Image
 
+from patchloom.data.buckets.remote_file import AnyFile, RemoteFile, stands_at
 from patchloom_runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class ImageStore(ABC):
     def encoded(self, index: int) -> bytes | None:  # noqa: ARG002
         """Return the bytes of the file, for checksums and header checks, or None if there is no file."""
         return None
+
+    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027
+        """Read these images now, all at once; they are decoded next. For stores where one by one is slow."""
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Return a value per row that differs once the image has changed, or None if that cannot be determined."""
@@ -136,17 +140,15 @@ def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return status.st_size, int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
-def common_folder(files: Sequence[str | os.PathLike[str]]) -> str:
+def common_folder(files: Sequence[AnyFile]) -> str:
     """Return the deepest folder that contains all files."""
-    return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    return os.path.commonpath([os.path.dirname(os.path.abspath(stands_at(file))) for file in files])
 
 
-def stamps_inside(
-    files: Sequence[os.PathLike[str]], home: str, places: Sequence[tuple[int, str]]
-) -> list[Stamp | None]:
+def stamps_inside(files: Sequence[AnyFile], home: str, places: Sequence[tuple[int, str]]) -> list[Stamp | None]:
     """Return stamps of images that share files. `places` has the file number and the name in it per image."""
-    states = [file_state(file) for file in files]
-    names = [os.fsencode(os.path.relpath(file, home)) for file in files]
+    states = [file.state if isinstance(file, RemoteFile) else file_state(file) for file in files]
+    names = [os.fsencode(os.path.relpath(stands_at(file), home)) for file in files]
     return [
         (names[number] + b"\0" + os.fsencode(name), *state) if (state := states[number]) else None
         for number, name in places

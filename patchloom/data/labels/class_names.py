@@ -61,11 +61,17 @@ class ClassNames:
 def names_by_line(path: Path, most: int = MOST_BYTES) -> tuple[str, ...] | None:
     """Read the lines of a file. Return None if it does not exist; raise DataError if it is not text."""
     try:
-        return tuple(read_plain(path, most).decode("utf-8-sig").splitlines()) if os.path.lexists(path) else None
+        return names_of_lines(read_plain(path, most), printable(path)) if os.path.lexists(path) else None
     except OSError as error:
         raise DataError(f"{printable(path)}: cannot be read ({error.strerror}); expected one name per line") from error
+
+
+def names_of_lines(data: bytes, where: str) -> tuple[str, ...]:
+    """Return the lines of a text. Raise DataError if it is not UTF-8."""
+    try:
+        return tuple(data.decode("utf-8-sig").splitlines())
     except UnicodeDecodeError as error:
-        raise DataError(f"{printable(path)}: is not UTF-8 ({error.reason}); expected one name per line") from error
+        raise DataError(f"{where}: is not UTF-8 ({error.reason}); expected one name per line") from error
 
 
 def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]:

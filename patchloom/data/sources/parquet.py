@@ -13,12 +13,12 @@ Images stay encoded in arrow memory, which forked workers share. A pickled copy 
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from patchloom.data.buckets.remote_file import AnyFile, RemoteFile, open_any
 from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import ImageStore, Mask, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
@@ -45,7 +45,7 @@ BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # per row of a dictionary column
 class ParquetImages(ImageStore):
     """The images, masks and boxes of parquet files, read by row."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[AnyFile]) -> None:
         self.files = tuple(files)
         self.home = common_folder(self.files)
         self.columns = tuple(self._tables[0].schema.names)
@@ -156,7 +156,7 @@ class ParquetImages(ImageStore):
         return rows
 
 
-def open_parquet(files: Sequence[Path], name: str) -> Source:
+def open_parquet(files: Sequence[AnyFile], name: str) -> Source:
     """Open a dataset of parquet files. Splits come from a column `split` or from the file names."""
     by_name = name_files(files)
     groups = group_by_split(list(by_name))
@@ -249,7 +249,7 @@ def _numbered(images: ParquetImages, column: str, names_key: str) -> tuple[np.nd
     return labels, names
 
 
-def _metadata(schema: Any, file: Path) -> dict[str, Any]:
+def _metadata(schema: Any, file: AnyFile) -> dict[str, Any]:
     """Return `dataset_info`, or the same facts from Hugging Face's description of the columns."""
     stored = schema.metadata or {}
     key = b"dataset_info" if b"dataset_info" in stored else b"huggingface"
@@ -281,33 +281,37 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:_MAX_ERROR_LETTERS]
 
 
-def _read(file: Path) -> Any:
+def _read(file: AnyFile) -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
         raise UsageError(f"{file}: reading parquet needs pyarrow; pip install 'patchloom[parquet]'") from None
     try:
-        refuse_special(file, str(file), "a parquet file")
-        about = pyarrow.parquet.read_metadata(file)
+        size = file.size if isinstance(file, RemoteFile) else refuse_special(file, str(file), "a parquet file")
+        with open_any(file) as content:
+            about = pyarrow.parquet.read_metadata(content)
         if not about.num_columns:  # pyarrow would abort the process
             raise DataError(f"{file}: a table without columns; expected images")
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
-        size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
+        unpacked = sum(group.total_byte_size for group in groups)
         if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
             raise DataError(
                 f"{file}: {size:,} bytes that expand to {unpacked:,}, which no dataset of images does. Refused"
             )
         _read_first_rows(file)
+        if isinstance(file, RemoteFile):
+            with open_any(file) as content:
+                return pyarrow.parquet.read_table(content, read_dictionary=_stored_once(groups))
         return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
     except _FAULTS as error:
         raise DataError(f"{file}: cannot be read as parquet ({_line(error)})") from error
 
 
-def _read_first_rows(file: Path) -> None:
+def _read_first_rows(file: AnyFile) -> None:
     """Read one row of each group. For some damaged columns pyarrow aborts the process unless they are read first."""
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(file) as table:
+    with open_any(file) as content, pyarrow.parquet.ParquetFile(content) as table:
         for group in range(table.num_row_groups):
             next(table.iter_batches(batch_size=1, row_groups=[group]), None)
 

@@ -118,6 +118,12 @@ class JoinedImages(ImageStore):
         number, row = self._place(index)
         return f"{self._names[number]}/{self._stores[number].key(row)}"
 
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Read images of the stores where that is slow one by one."""
+        places = [self._place(row) for row in rows]
+        for number, store in enumerate(self._stores):
+            store.prefetch([row for own, row in places if own == number])
+
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Return the stamps of the stores, with paths relative to their common folder."""
         stamps: list[Stamp | None] = [None] * len(rows)

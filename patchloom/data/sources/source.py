@@ -7,6 +7,7 @@
     flowers.zip  flowers.tar.gz  the same as a folder, read in place (see `archives`)
     cifar-*.parquet  a-{000..003}.tar
     cats/ dogs/  train/ val/     several, as a list or in one string (see `several_sources`)
+    s3://bucket/flowers/         tar shards or parquet files in a bucket: also gs://, az:// and https:// (see `buckets`)
     digits  shapes:count=2000,size=64
     torchvision:cifar10@/data    or cifar10 with root=
     hf:user/name
@@ -25,6 +26,8 @@ import numpy as np
 
 from patchloom.data.annotations.layout import open_layout
 from patchloom.data.annotations.yolo import open_yolo_yaml
+from patchloom.data.buckets.objects import is_url
+from patchloom.data.buckets.remote_file import AnyFile, RemoteFolder, remote_file
 from patchloom.data.checking.survey import is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits
 from patchloom.data.labels.similar_names import tidy
@@ -42,8 +45,8 @@ from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.python_objects import PREFIX, Examples, PythonData
 from patchloom.data.sources.several_sources import join_sources
-from patchloom.data.sources.shards import open_shards
-from patchloom.data.sources.specs import Data, Spec, matching_paths, nearest_path, split_specs
+from patchloom.data.sources.shards import check_shard_folder, open_shards
+from patchloom.data.sources.specs import Data, Spec, expand_braces, matching_paths, nearest_path, split_specs
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
 from patchloom.data.splits import (
@@ -63,6 +66,7 @@ from patchloom_runtime.errors import DataError, UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
 YAML = (".yaml", ".yml")  # of YOLO
+IN_BUCKETS = (".parquet", ".tar")
 
 
 @with_near_options
@@ -238,6 +242,8 @@ def _find(spec: Data, opening: _Opening) -> Source:
     name, reading, strict = specs[0], opening.reading, opening.strict
     if isinstance(name, PythonData):
         return _open_objects(name, opening)
+    if is_url(name):
+        return _open_bucket(name, opening)
     path = Path(os.path.expanduser(name))
     if (part := _open_split_folder(path, opening)) is not None:
         return part
@@ -262,6 +268,28 @@ def _find(spec: Data, opening: _Opening) -> Source:
     else:
         source = _open_named(name, opening.root, opening.download)
     return _with_levels(source, levels)
+
+
+def _open_bucket(url: str, opening: _Opening) -> Source:
+    """Open a folder of shards or parquet files in a bucket, one of its files, or those that braces in a name mean."""
+    reading = opening.reading
+    if unread := [name for name in reading.chosen() if name != "taxonomy"]:
+        option = unread[0].replace("_", "-")
+        raise UsageError(f"--{option} describes local files, and {printable(url)} is in a bucket; drop it")
+    levels = read_taxonomy(Path(reading.taxonomy)) if reading.taxonomy is not None else {}
+    name = printable(url.rstrip("/").rpartition("/")[2])
+    if url.lower().endswith(IN_BUCKETS):
+        files: list[AnyFile] = [remote_file(one) for one in expand_braces(url)]
+        return _with_levels(_open_files(files, name), levels)
+    listed = RemoteFolder(url.rstrip("/")).files()
+    for suffix in IN_BUCKETS:
+        if files := [file for file in listed if file.name.lower().endswith(suffix)]:
+            check_shard_folder(listed, printable(url))
+            return _with_levels(_open_files(files, name), levels)
+    raise UsageError(
+        f"{printable(url)}: {len(listed):,} files, none of them {' or '.join(IN_BUCKETS)}; "
+        f"`patchloom pack FOLDER --out {printable(url)}` writes such shards"
+    )
 
 
 def _open_objects(data: PythonData, opening: _Opening) -> Source:
@@ -307,6 +335,10 @@ def _with_levels(source: Source, levels: Taxonomy) -> Source:
 def _find_several(specs: Sequence[str], opening: _Opening, name: str = "") -> Source:
     if opening.reading.labels is not None:
         raise UsageError(f"--labels works with one folder or archive; {len(specs)} were given")
+    kinds = {os.path.splitext(spec)[1].lower() for spec in specs}
+    if all(map(is_url, specs)) and len(kinds) == 1 and kinds < set(IN_BUCKETS):
+        names = ", ".join(printable(spec.rpartition("/")[2]) for spec in specs[:3]) + (" …" if len(specs) > 3 else "")
+        return _open_files([remote_file(one) for spec in specs for one in expand_braces(spec)], names)
     paths = [Path(os.path.expanduser(spec)) for spec in specs]
     ends = {path.suffix.lower() for path in paths}
     if ends == {".parquet"} or (ends == {".tar"} and all(map(os.path.isfile, paths)) and not holds_folders(paths[0])):
@@ -354,6 +386,8 @@ def _open_directory(path: Path, levels: Taxonomy, reading: Reading, strict: bool
     for suffix, opener, kind in ((".parquet", open_parquet, "parquet"), (".tar", open_shards, "tar shards")):
         files = sorted(path.glob(f"*{suffix}"))
         if files:
+            if suffix == ".tar":
+                check_shard_folder([*files, *path.glob("*.json")], printable(path))
             return opener(files, f"{name} ({kind})")
     return open_layout(path, reading, lambda folder: open_classes(folder, levels, reading, strict))
 
@@ -368,14 +402,14 @@ def _open_file(path: Path, levels: Taxonomy, reading: Reading, strict: bool) -> 
     return _open_files([path], printable(path.name))
 
 
-def _open_files(files: list[Path], name: str) -> Source:
-    suffix = files[0].suffix.lower()
+def _open_files(files: Sequence[AnyFile], name: str) -> Source:
+    suffix = os.path.splitext(files[0].name)[1].lower()
     if suffix == ".parquet":
         return open_parquet(files, f"{name} (parquet)")
     if suffix == ".tar":
         return open_shards(files, f"{name} (tar shards)")
     known = ", ".join((".parquet", *ARCHIVES, *LABELS_FILES, *YAML))
-    raise UsageError(f"{printable(files[0])} is a {suffix or 'plain'} file; expected one of {known}, or a folder")
+    raise UsageError(f"{printable(str(files[0]))} is a {suffix or 'plain'} file; expected one of {known}, or a folder")
 
 
 def _open_named(name: str, root: Path | None, download: bool) -> Source:

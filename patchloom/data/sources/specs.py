@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from patchloom.data.buckets.objects import is_url
 from patchloom_runtime.errors import UsageError, nearest
 from patchloom_runtime.printable import printable
 
@@ -63,7 +64,7 @@ def split_specs(spec: Data) -> list[str]:
         parts = shlex.split(whole)
     except ValueError:
         return [whole]
-    return parts if all(os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
+    return parts if all(is_url(part) or os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
 
 
 def join_specs(specs: Sequence[Spec]) -> str:
@@ -76,10 +77,10 @@ def matching_paths(pattern: str) -> list[str]:
     """Return the files and folders that a pattern with *, ?, [] or {} matches; none for any other string."""
     if not any(letter in pattern for letter in "*?[{"):
         return []
-    return [path for name in _expand_braces(pattern) for path in sorted(glob.glob(name))]
+    return [path for name in expand_braces(pattern) for path in sorted(glob.glob(name))]
 
 
-def _expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Expand a-{000..003}.tar to a-000.tar … a-003.tar, and {x,y} likewise."""
     parts = re.split(r"\{([^{}]+)\}", pattern)
     choices: list[Sequence[str]] = []

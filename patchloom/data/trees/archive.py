@@ -16,11 +16,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from PIL import Image
 
+from patchloom.data.buckets.remote_file import AnyFile, open_any
 from patchloom.data.images.image_store import ImageStore, Stamp, stamps_inside
 from patchloom.data.trees.tree import Tree
 from patchloom_runtime.errors import DataError
@@ -262,28 +263,33 @@ def _index_tar(file: Path, where: str) -> Index:
     return members, [name for name in others if name not in members]
 
 
-class _TarBytes(io.FileIO):
+class _TarBytes:
     """The bytes of a tar. Headers that declare more bytes than a name or label needs are errors."""
+
+    def __init__(self, content: BinaryIO) -> None:
+        self._content = content
+        self.seek, self.tell = content.seek, content.tell
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _MAX_READ_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes, expected at most {_MAX_READ_BYTES:,}")
-        return super().read(size) or b""
+        return self._content.read(size) or b""
 
 
 @contextmanager
-def open_tar(file: Path) -> Iterator[tarfile.TarFile]:
+def open_tar(file: AnyFile) -> Iterator[tarfile.TarFile]:
     """Open an uncompressed tar to read its headers and small members."""
-    with _TarBytes(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+    # tarfile only reads, seeks and tells.
+    with open_any(file) as content, tarfile.open(fileobj=cast(BinaryIO, _TarBytes(content)), mode="r:") as archive:
         yield archive
 
 
-def refuse_early_end(file: Path, end: int, where: str) -> None:
+def refuse_early_end(file: AnyFile, end: int, where: str) -> None:
     """Raise DataError unless the two blocks of zeros that end a tar are at `end`.
 
     `tarfile` takes a damaged header for the end of the archive. `where` names the archive in messages.
     """
-    with open(file, "rb") as content:
+    with io.BufferedReader(open_any(file)) as content:  # type: ignore[type-var]
         content.seek(end)
         last = content.read(2 * tarfile.BLOCKSIZE)
         if last == bytes(2 * tarfile.BLOCKSIZE):
