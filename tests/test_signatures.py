@@ -21,6 +21,7 @@ from patchloom.cli.convert import ConvertOptions
 from patchloom.cli.evaluate import EvaluateOptions
 from patchloom.cli.export import ExportOptions
 from patchloom.cli.index import IndexOptions
+from patchloom.cli.pack import PackOptions
 from patchloom.cli.predict import PredictOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
@@ -53,6 +54,7 @@ FUNCTIONS += [patchloom.sweep, patchloom.audit, patchloom.prune, patchloom.predi
 FUNCTIONS += [patchloom.search, patchloom.translate, report]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look]
 FUNCTIONS += [
+    patchloom.pack,
     patchloom.probe,
     patchloom.compare,
     patchloom.bench,
@@ -151,6 +153,7 @@ def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[st
 # Verb → its settings class, the Python function, and names that only one of them has.
 VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "check": (CheckOptions, patchloom.check, {"page", "list", "strict"}, {"progress"}),
+    "pack": (PackOptions, patchloom.pack, set(), {"progress"}),
     "sweep": (SweepOptions, patchloom.sweep, set(), {"say"}),
     "audit": (AuditOptions, patchloom.audit, {"page"}, {"say"}),
     "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),

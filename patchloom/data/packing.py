@@ -177,7 +177,8 @@ def _encoded(images: ImageStore, row: int) -> bytes:
 
 
 def _extension(data: bytes, original: str, where: str) -> str:
-    for extension in (f".{(format_of(data) or '').lower()}", os.path.splitext(original)[1].lower()):
+    by_content = {"JPEG": ".jpg"}.get(name := format_of(data) or "", f".{name.lower()}")
+    for extension in (by_content, os.path.splitext(original)[1].lower()):
         if extension in EXTENSIONS:
             return extension
     raise DataError(f"{where}: not an image that can be read; leave it out (--without)")

@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache
+from patchloom.data.sources.shard_index import ShardSample, index_bytes
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
 from patchloom.runs.config import read_run_files
@@ -181,6 +182,14 @@ def tars() -> Files:
     yield "folders.tar", tar(folders=True)
     for compression in ("gz", "bz2", "xz"):
         yield f"folders.tar.{compression}", tar(compression, folders=True)
+
+
+def shards() -> Files:
+    """The index of a shard, and the list of all shards."""
+    samples = [ShardSample(f"{n}.png", 512 + 2048 * n, 1000, str(n % 2), f"train/{n}.png") for n in range(4)]
+    yield "index.json", index_bytes([*samples, ShardSample("4.png", 9000, 100, None, None)], 10_240, "0" * 64)
+    listed = {"train-000000.tar": {"bytes": 10_240, "sha256": "0" * 64, "samples": 5}}
+    yield "shards.json", json.dumps({"format": 1, "shards": listed}).encode()
 
 
 def zips() -> Files:
@@ -421,6 +430,7 @@ CORPUS: dict[str, Any] = {
     "taxonomy": taxonomy,
     "parquet": parquet,
     "tar": tars,
+    "shards": shards,
     "zip": zips,
     "cache": kept_looks,
     "typed": typed,

@@ -36,6 +36,8 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.corrections import correct, read_corrections
 from patchloom.data.sources.exclusions import read_list
+from patchloom.data.sources.shard_index import parse_index
+from patchloom.data.sources.shards import check_shard_folder
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
@@ -186,6 +188,11 @@ def _annotations(folder: Path) -> None:
                     listing.images.objects(row)
     if has_masks(source.train.images):
         of_masks(source, reduce_zero_label=True)
+
+
+def _check_shards(folder: Path) -> None:
+    (folder / "train-000000.tar").write_bytes(bytes(10_240))
+    check_shard_folder([folder / "train-000000.tar", folder / "shards.json"], "folder")
 
 
 def _mask_names(folder: Path) -> None:
@@ -504,6 +511,13 @@ TARGETS: dict[str, Target] = {
             Reader("labels.tsv", _source("labels.tsv"), _make_images),
             Reader("train.txt", _source("", labels="train.txt"), _make_images),
             Reader("data/classes.csv", _source("data"), _make_classes),
+        ),
+    ),
+    "shards": Target(
+        ("json",),
+        (
+            Reader("index.json", lambda folder: parse_index((folder / "index.json").read_bytes(), 10_240, "a.tar")),
+            Reader("shards.json", _check_shards),
         ),
     ),
     "taxonomy": Target(

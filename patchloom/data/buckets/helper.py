@@ -47,8 +47,9 @@ _FINAL = (
     ("404 Not Found", "missing"),
     ("416 Range Not Satisfiable", "changed"),
     ("Received non-partial response", "no ranges"),
-    ("not implemented", "no listing"),
-    ("not supported", "no listing"),
+    ("Range request not supported", "no ranges"),
+    ("PROPFIND", "no listing"),
+    ("405 Method Not Allowed", "no listing"),
 )
 _UNREACHABLE = ("dns error", "tcp connect", "onnection refused", "unreachable", "HTTP connect", "No route")
 _NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "metadata/computeMetadata")

@@ -53,6 +53,7 @@ class ShardImages(ImageStore):
         self._names = _original_names(samples)
         self._originals = tuple(originals)
         self._prefetched: dict[int, bytes] = {}
+        self._fits_cache = True
         remote = [shard for shard in self.shards if isinstance(shard, RemoteFile)]
         if remote:  # not all read before training begins
             self.is_scanned = False
@@ -83,7 +84,7 @@ class ShardImages(ImageStore):
 
     def prefetch(self, rows: Sequence[int]) -> None:
         """Read images of shards in buckets, all at once; they are decoded next."""
-        wanted = {}
+        wanted: dict[int, tuple[RemoteFile, int, int]] = {}
         for row in rows:
             number, offset, size = (int(value) for value in self._places[row])
             if isinstance(shard := self.shards[number], RemoteFile):
@@ -142,8 +143,9 @@ def check_shard_folder(files: Sequence[AnyFile], where: str) -> None:
             raise DataError(f"{where}: `patchloom pack` has not finished; run it again with the same options")
         return
     listed = by_name[INDEX_OF_FOLDER]
+    content = _content(listed)
     try:
-        value = parse_json(_content(listed))
+        value = parse_json(content)
         check_shape(value, _FOLDER_SHAPE)
         sizes = {name: about.get("bytes") for name, about in value["shards"].items()}
         check_shape(sizes, dict[str, int])
