@@ -29,9 +29,9 @@ def pack(options: PackOptions) -> None:
     patchloom train s3://bucket/flowers
     """
     from patchloom.cli.output import print_json, print_result, refuse_inside
-    from patchloom.data.buckets.objects import is_url
     from patchloom.data.checking.scan import scan_bar
     from patchloom.data.packing import pack as pack_data
+    from patchloom.data.sources.specs import is_url
     from patchloom_runtime.printable import plural, printable
 
     if not is_url(options.out):

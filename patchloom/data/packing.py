@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchloom.data.buckets.objects import is_url, put
+from patchloom.data.buckets.objects import put
 from patchloom.data.buckets.remote_file import remote_file
 from patchloom.data.datasets import Listing, Progress, Source
 from patchloom.data.images.image_store import ImageStore
@@ -26,7 +26,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.shard_index import FORMAT, MAX_LETTERS, ORIGINAL, SUFFIX, ShardSample, index_bytes
 from patchloom.data.sources.shards import CLASSES, INDEX_OF_FOLDER
 from patchloom.data.sources.source import find_source
-from patchloom.data.sources.specs import Data
+from patchloom.data.sources.specs import Data, is_url
 from patchloom.disk import atomic_write
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.decode import EXTENSIONS, MAX_FILE_BYTES, format_of
@@ -152,13 +152,14 @@ def _add(
     if len(data) > MAX_FILE_BYTES:
         raise DataError(f"{where}: {len(data):,} bytes, expected at most {MAX_FILE_BYTES:,}; leave it out (--without)")
     key, about = f"{position:0{_DIGITS_OF_SAMPLE}d}", {"label": label, "class": name}
-    if len(original) <= MAX_LETTERS:
-        about[ORIGINAL] = original
+    stored = original if len(original) <= MAX_LETTERS else None
+    if stored is not None:
+        about[ORIGINAL] = stored
     member = f"{key}{_extension(data, original, where)}"
     start = archive.offset + tarfile.BLOCKSIZE
     _add_file(archive, member, data)
     _add_file(archive, f"{key}.json", json.dumps(about).encode())
-    return ShardSample(member, start, len(data), None if label is None else str(label), about.get(ORIGINAL))
+    return ShardSample(member, start, len(data), None if label is None else str(label), stored)
 
 
 def _add_file(archive: tarfile.TarFile, name: str, data: bytes) -> None:

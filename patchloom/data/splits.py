@@ -10,11 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from patchloom.data.buckets.remote_file import AnyFile, stands_at
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits, name_some, plain_form
 from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
@@ -23,6 +22,9 @@ from patchloom.data.reading import Reading
 from patchloom.data.targets import STRATA, ImageTargets, hold_out_labels
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
+
+if TYPE_CHECKING:
+    from patchloom.data.buckets.remote_file import AnyFile
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation")  # the first that a source has is used, as of the next
@@ -293,10 +295,10 @@ def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) ->
     return sorted(units, key=lambda unit: min(ranks[i] for i in unit))
 
 
-def name_files(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
+def name_files(files: Sequence["AnyFile"]) -> dict[str, "AnyFile"]:
     """Return files by name, or by folder/name if names repeat (train/0000.parquet, test/0000.parquet)."""
     unique = len({file.name for file in files}) == len(files)
-    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files, key=stands_at)}
+    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}  # type: ignore[type-var]
 
 
 class SplitNames(NamedTuple):

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.buckets.objects import is_url
-from patchloom.data.sources.specs import join_specs
+from patchloom.data.sources.specs import is_url, join_specs
 from patchloom.runs.locate import find_run
 from patchloom.runs.provenance import PROVENANCE, Provenance, read_provenance
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError

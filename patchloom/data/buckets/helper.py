@@ -66,6 +66,7 @@ class _FailedError(Exception):
 def serve(connection: Connection, deadline_s: float) -> None:
     """Reply to requests until the other end is closed."""
     stores = _Stores(deadline_s)
+    operations: dict[str, Callable[..., Any]]
     operations = {"list_folder": stores.list_folder, "stat": stores.stat, "read": stores.read, "put": stores.put}
     while True:
         try:

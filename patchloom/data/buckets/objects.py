@@ -20,7 +20,6 @@ from patchloom_runtime.errors import BucketError, UsageError
 from patchloom_runtime.printable import printable
 
 REQUESTS_AT_ONCE = 16
-SCHEMES = ("s3", "gs", "az", "https", "http")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DEADLINE, _DEADLINE_S = "PATCHLOOM_BUCKET_TIMEOUT_S", 60.0  # shorter than a run waits for a worker
 _GRACE_S = 15.0  # in which the helper itself reports a deadline that has passed
@@ -84,12 +83,6 @@ ADVICE: dict[str, tuple[type[UsageError] | type[BucketError], str]] = {
     "unreachable": (BucketError, "no connection for {seconds:g} s ({detail}); check network and address"),
     "failed": (BucketError, "requests fail for {seconds:g} s ({detail}); run the same command again later"),
 }  # fmt: skip
-
-
-def is_url(spec: object) -> bool:
-    """Return whether a spec names an object or a folder in a bucket."""
-    scheme, separator, _ = str(spec).partition("://")
-    return bool(separator) and scheme in SCHEMES
 
 
 def list_folder(url: str) -> list[ObjectFacts]:
@@ -216,7 +209,7 @@ def _request(name: str, url: str, *values: Any) -> Any:
         seconds = _helper.deadline_s
     if kind == "ok":
         return reply[0]
-    raise _error(*reply, seconds)
+    raise _error(reply[0], reply[1], reply[2], seconds)
 
 
 def _check(url: str) -> None:

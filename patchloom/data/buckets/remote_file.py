@@ -44,6 +44,11 @@ class RemoteFile:
         """Size and a number that changes with the version, as `image_store.file_state` returns them."""
         return self.size, int.from_bytes(hashlib.blake2b(self.version.encode(), digest_size=7).digest(), "big")
 
+    @property
+    def stands_at(self) -> str:
+        """A path that stands for the object in the names of caches; nothing is there."""
+        return f"/{self.url}"
+
     def read(self, start: int, size: int) -> bytes:
         """Return a range of the object, from the cache where it is there."""
         return read_cached([(self, start, size)])[0]
@@ -66,11 +71,6 @@ class RemoteFolder:
 
 
 AnyFile = Path | RemoteFile  # a local file or one in a bucket
-
-
-def stands_at(file: AnyFile) -> str:
-    """Return a path that stands for the file in caches. For one in a bucket there is nothing at this path."""
-    return f"/{file.url}" if isinstance(file, RemoteFile) else os.fspath(file)
 
 
 def remote_file(url: str) -> RemoteFile:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.data.buckets.remote_file import AnyFile, RemoteFile, stands_at
 from patchloom_runtime.errors import DataError
 
 if TYPE_CHECKING:
+    from patchloom.data.buckets.remote_file import AnyFile
     from patchloom_runtime.images.object_masks import ObjectMask
 
 NOT_LABELED = 255  # class of an unlabeled pixel, in 8-bit masks
@@ -140,15 +140,20 @@ def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return status.st_size, int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
-def common_folder(files: Sequence[AnyFile]) -> str:
+def _path_of(file: "AnyFile") -> str:
+    """Return the path of a file, or one that stands for a file in a bucket."""
+    return os.fspath(file) if isinstance(file, str | os.PathLike) else file.stands_at
+
+
+def common_folder(files: Sequence["AnyFile"]) -> str:
     """Return the deepest folder that contains all files."""
-    return os.path.commonpath([os.path.dirname(os.path.abspath(stands_at(file))) for file in files])
+    return os.path.commonpath([os.path.dirname(os.path.abspath(_path_of(file))) for file in files])
 
 
-def stamps_inside(files: Sequence[AnyFile], home: str, places: Sequence[tuple[int, str]]) -> list[Stamp | None]:
+def stamps_inside(files: Sequence["AnyFile"], home: str, places: Sequence[tuple[int, str]]) -> list[Stamp | None]:
     """Return stamps of images that share files. `places` has the file number and the name in it per image."""
-    states = [file.state if isinstance(file, RemoteFile) else file_state(file) for file in files]
-    names = [os.fsencode(os.path.relpath(stands_at(file), home)) for file in files]
+    states = [file_state(file) if isinstance(file, str | os.PathLike) else file.state for file in files]
+    names = [os.fsencode(os.path.relpath(_path_of(file), home)) for file in files]
     return [
         (names[number] + b"\0" + os.fsencode(name), *state) if (state := states[number]) else None
         for number, name in places

@@ -26,7 +26,6 @@ import numpy as np
 
 from patchloom.data.annotations.layout import open_layout
 from patchloom.data.annotations.yolo import open_yolo_yaml
-from patchloom.data.buckets.objects import is_url
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFolder, remote_file
 from patchloom.data.checking.survey import is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits
@@ -46,7 +45,7 @@ from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.python_objects import PREFIX, Examples, PythonData
 from patchloom.data.sources.several_sources import join_sources
 from patchloom.data.sources.shards import check_shard_folder, open_shards
-from patchloom.data.sources.specs import Data, Spec, expand_braces, matching_paths, nearest_path, split_specs
+from patchloom.data.sources.specs import Data, Spec, expand_braces, is_url, matching_paths, nearest_path, split_specs
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
 from patchloom.data.splits import (

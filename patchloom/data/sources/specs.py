@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from patchloom.data.buckets.objects import is_url
 from patchloom_runtime.errors import UsageError, nearest
 from patchloom_runtime.printable import printable
 
@@ -30,6 +29,7 @@ class PythonObjects(Protocol):
 
 
 Data: TypeAlias = Spec | Sequence[Any] | PythonObjects  # what functions accept; see `python_objects` for the forms
+SCHEMES = ("s3", "gs", "az", "https", "http")  # of data in buckets
 MAX_NAMES = 100_000  # that a pattern with braces may expand to
 
 
@@ -42,6 +42,12 @@ def is_objects(data: Any) -> bool:
     """Return whether data are Python objects rather than a path, a name or a list of them."""
     several = data if isinstance(data, list | tuple) else [data]
     return not all(isinstance(one, str | os.PathLike) for one in several)
+
+
+def is_url(spec: object) -> bool:
+    """Return whether a spec names an object or a folder in a bucket."""
+    scheme, separator, _ = str(spec).partition("://")
+    return bool(separator) and scheme in SCHEMES
 
 
 def split_specs(spec: Data) -> list[str]:
