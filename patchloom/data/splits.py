@@ -298,7 +298,7 @@ def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) ->
 def name_files(files: Sequence["AnyFile"]) -> dict[str, "AnyFile"]:
     """Return files by name, or by folder/name if names repeat (train/0000.parquet, test/0000.parquet)."""
     unique = len({file.name for file in files}) == len(files)
-    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}  # type: ignore[type-var]
+    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}
 
 
 class SplitNames(NamedTuple):
