@@ -4,8 +4,9 @@ Letters: B images, K classes, τ temperature, λ weight of the teacher's term: l
 A network with a distillation token learns the labels with its class head and the teacher with its other head; one
 without (CaiT, ResMLP, plain DeiT) learns both with its only head. Paper and code: equation 3.2 averages the soft term's
 KL over the batch, the default of `objective.soft_mean`; the authors' code, with its own τ and λ, also divides it by K
-(their issue 61): `batch_and_classes`. A remedy for uneven classes changes the labels' term only: the teacher's term is
-to repeat the teacher.
+(their issue 61): `batch_and_classes`. The divergence is KL(teacher‖student), as in their code and in Hinton et al.;
+equation 3.2 prints its arguments the other way round. A remedy for uneven classes changes the labels' term only: the
+teacher's term is to repeat the teacher.
 """
 
 from typing import Any, Literal

@@ -37,7 +37,10 @@ def grafit_supervised(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_transfer(model: str = "timm:resnet50") -> Recipe:
-    """Fine-tuning on a fine-grained dataset: Flowers 98.2, Cars 92.5, Food-101 89.5, iNat 69.8 (18), 75.9 % (19)."""
+    """Fine-tuning on a fine-grained dataset: Flowers 98.2, Cars 92.5, Food-101 89.5, iNat 69.8 (18), 75.9 % (19).
+
+    Thesis 2.4.6 says that Grafit's trunk "remains fixed", which no fine-tuning is; model.trainable=head keeps it so.
+    """
     return based_on(
         grafit_supervised(model),
         source="Thesis 2.4.6 and 2.5.4, rest as grafit_supervised, without warm-up.",

@@ -134,6 +134,7 @@ class ObjectivePart(Checked):
 
     method: str = "classification"  # a row of `recipes.methods`
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
+    # ε: each of the K classes gets ε/K, as in timm, which the authors use (thesis 3.3: the other classes share it)
     smoothing: Annotated[float, NumberRange(0, 1)] = 0.0
     distillation: Literal["none", "soft", "hard", "labels"] = "none"  # labels: the second token learns the labels
     teacher: str | None = None  # several, separated by commas, are averaged in probability

@@ -26,9 +26,9 @@ def patchconvnet(model: str = "patchconvnet_s60") -> Recipe:
     wider = model.startswith(("patchconvnet_b", "patchconvnet_l"))
     return based_on(
         deit(model),
-        source="Thesis 5.2.3 and table 5.8, rest as DeiT. No clipping, although Apex's LAMB clips at norm 1.",
+        source="Thesis 5.2.3 (RandAugment of Wightman et al.: A2's) and table 5.8, rest as DeiT; no clipping.",
         model={"drop_path": DROP_PATH.get(model, 0.1), "drop_path_rule": "uniform"},
-        augment={"erasing": 0.0},
+        augment={"policy_magnitude": 7, "erasing": 0.0},
         optim={
             "name": "lamb",
             "lr": 3e-3,
@@ -46,11 +46,11 @@ def patchconvnet_finetune(model: str = "patchconvnet_s60") -> Recipe:
     """From 224 to 384 pixels in 10 epochs."""
     return based_on(
         patchconvnet(model),
-        source="Thesis 5.2.3 and 5.3.4: drop path 0.1 below training, repeated augmentation only there.",
+        source="Thesis 5.2.3 and 5.3.4: a fixed lr, drop path 0.1 below training, repeats only there.",
         model={"image_size": 384, "drop_path": _less_drop(model), "size_from": "recipe"},
         augment={"repeats": 1},
         optim={"lr": 1e-5, "batch_size": 1024, "weight_decay": 0.01},
-        schedule={"epochs": 10},
+        schedule={"epochs": 10, "warmup_epochs": 0, "decay": "constant"},
     )
 
 

@@ -2,7 +2,7 @@
 
 The network's own training recipe continues with a smaller learning rate and without its teacher. An author also reports
 SGD for CIFAR-10 and Cars with DeiT: batch 768, lr 0.01, weight decay 1e-4, no erasing, no stochastic depth (issue 45 of
-the code).
+the code). Mixer has its own fine-tuning for CIFAR, Flowers and Pets (sections 3 and C).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ TRAINED_WITH: dict[str, Callable[[str], Recipe]] = {
 @recipe
 def transfer_cifar10(model: str = "deit_b") -> Recipe:
     """CIFAR-10 enlarged to 224 pixels: DeiT-B 99.1, ViT-B of DeiT III 99.3 % top-1."""
-    return _transfer(model, lr_divisor=100, epochs=1000)
+    return _mixer_transfer(model, 10_000) or _transfer(model, lr_divisor=100, epochs=1000)
 
 
 @recipe
 def transfer_cifar100(model: str = "deit_b") -> Recipe:
     """CIFAR-100 enlarged to 224 pixels: DeiT-B 90.8, ViT-B of DeiT III 92.5 % top-1."""
-    return _transfer(model, lr_divisor=100, epochs=1000)
+    return _mixer_transfer(model, 10_000) or _transfer(model, lr_divisor=100, epochs=1000)
 
 
 @recipe
 def transfer_flowers(model: str = "deit_b") -> Recipe:
     """Flowers-102: DeiT-B 98.4, ViT-B of DeiT III 98.6 % top-1."""
-    return _transfer(model, lr_divisor=10, epochs=1000)
+    return _mixer_transfer(model, 500) or _transfer(model, lr_divisor=10, epochs=1000)
 
 
 @recipe
@@ -80,13 +80,7 @@ def transfer_inat19(model: str = "deit_b") -> Recipe:
 @recipe
 def transfer_pets(model: str = "mixer_b16") -> Recipe:
     """Oxford-IIIT Pets, one of Mixer's five tasks; other networks train as on Flowers, which has a similar size."""
-    if not model.startswith("mixer"):
-        return based_on(transfer_flowers(model), source="Mixer 3 has Pets; training as transfer_flowers.")
-    return based_on(
-        mixer_finetune(model),
-        source="Mixer 3 and C: 500 steps as Dosovitskiy et al. 2021; a fifth of them as warm-up is ours.",
-        schedule={"steps": 500, "warmup_steps": 100},
-    )
+    return based_on(transfer_flowers(model), source="Mixer 3 has Pets; training as transfer_flowers.")
 
 
 @recipe
@@ -116,6 +110,17 @@ def fixres(model: str = "timm:resnet50") -> Recipe:
         optim=OptimPart(name="sgd", lr=8e-3, lr_reference_batch=512, batch_size=512, weight_decay=1e-4),
         schedule=SchedulePart(epochs=56, decay="step", step_epochs=(30,)),
         test=EvaluationPart(crop_ratio=0.875),
+    )
+
+
+def _mixer_transfer(model: str, steps: int) -> Recipe | None:
+    """Return Mixer's own fine-tuning, or None for other networks."""
+    if not model.startswith("mixer"):
+        return None
+    return based_on(
+        mixer_finetune(model),
+        source=f"Mixer 3 and C: {steps:,} steps as Dosovitskiy et al. 2021; the length of the warm-up is ours.",
+        schedule={"steps": steps, "warmup_steps": min(500, steps // 5)},
     )
 
 

@@ -415,6 +415,10 @@ def test_patchconvnet_section_5_2_3():
             },
         )
     assert get_recipe("patchconvnet_finetune", "patchconvnet_s36").model.drop_path == 0
+    for name in ("patchconvnet_finetune", "patchconvnet_per_class"):  # "we fix the learning rate"
+        check(get_recipe(name), {"schedule.warmup_epochs": None, "schedule.decay": "constant"})
+    # "the RandAugment variant by Wightman et al."
+    check(get_recipe("patchconvnet"), {"augment.policy_magnitude": 7, "augment.policy_magnitude_std": 0.5})
 
 
 # Table 6.14: stochastic depth on ImageNet-1k and ImageNet-21k.
@@ -479,6 +483,17 @@ def test_transfer_section_3_7_1_3(name, printed, model, trained):
     peak = get_recipe(trained, model).optim.peak_lr
     expected = {"optim.peak_lr": peak / printed[0], "schedule.epochs": printed[1], "model.name": model}
     check(get_recipe(name, model), expected | {"objective.distillation": "none", "test.crop_ratio": 0.875})
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "warmup"),
+    [("cifar10", 10_000, 500), ("cifar100", 10_000, 500), ("flowers", 500, 100), ("pets", 500, 100)],
+)
+def test_transfer_of_mixer_sections_3_and_c(name, steps, warmup):
+    expected = {"schedule.steps": steps, "schedule.warmup_steps": warmup, "schedule.decay": "cosine"}
+    optimizer = {"optim.name": "sgd", "optim.batch_size": 512, "optim.clip_norm": 1.0, "optim.weight_decay": None}
+    augmentation = {"augment.policy": "none", "augment.mixup": None, "model.name": "mixer_b16"}
+    check(get_recipe(f"transfer_{name}", "mixer_b16"), expected | optimizer | augmentation)
 
 
 def test_attention_only_section_6_3_5_1():
