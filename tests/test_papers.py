@@ -4,10 +4,12 @@ import json
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from patchloom import cli
@@ -16,9 +18,14 @@ from patchloom.inference.index_build import index
 from patchloom.models import cost
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost
-from patchloom.recipes import get_recipe
+from patchloom.models.registry import build_model
+from patchloom.recipes import Recipe, get_recipe
+from patchloom.recipes.choices import base_recipe, changed_recipe
+from patchloom.recipes.schema import flatten
 from patchloom.tasks.detection import plan as detection_plan
 from patchloom.tasks.images import resolved_recipe
+from patchloom.tasks.images.networks import network_options
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.training import run as training
 from tests.reliability.commands import class_folders, command
 from tests.small_runs import trained  # noqa: F401
@@ -55,6 +62,8 @@ def rows_of(document: str) -> list[list[str]]:
 
 
 ROWS = [row for document in DOCUMENTS for row in rows_of(document)]
+# A training command, and what the document states about it: (22.0 M, 4.6 G, 300 epochs, `model.drop_path=0.05`).
+STATED = re.compile(r"`patchloom (train [^`]+)`(?: \((.+?)\)(?=;|$))?")
 COMMANDS = list(dict.fromkeys(text for row in ROWS for text in re.findall(r"`patchloom ([^`]+)`", row[2])))
 TRAININGS = [text for text in COMMANDS if text.startswith("train ")]
 
@@ -170,6 +179,82 @@ def test_a_training_can_be_planned(text: str, places, tmp_path, monkeypatch, cap
     chosen = json.dumps(plans[0].recipe.to_dict(), default=str)
     for key in changes:
         assert f'"{key.split(".")[-1]}"' in chosen, key
+
+
+# What a row states ----------------------------------------------------------------------------------------------------
+
+STATEMENTS = list(dict.fromkeys(pair for row in ROWS for pair in STATED.findall(row[2])))
+SIZES = {"M": lambda counted: counted.parameters / 1e6, "G": lambda counted: counted.multiply_adds / 1e9}
+
+
+def stated_recipe(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recipe:
+    """The recipe of a training command, before data and an earlier run change it."""
+    seen: list[TrainingSettings] = []
+
+    def keep(settings: TrainingSettings, **_: Any) -> training.TrainingResult:
+        seen.append(settings)
+        return training.TrainingResult(Path(), None, {})
+
+    monkeypatch.setattr("patchloom.training.train.run_training", keep)
+    assert command(tuple(shlex.split(text)), monkeypatch, capsys).code == 0
+    base = base_recipe(seen[0].recipe, seen[0].model)
+    assert base is not None, "a row names its recipe"
+    return changed_recipe(base, seen[0].recipe_changes())[0]
+
+
+@cache
+def counted_cost(name: str, options: str, size: int, classes: int) -> Cost:
+    with torch.device("meta"):
+        network = build_model(name, num_classes=classes, image_size=size, **json.loads(options))
+    return cost.cost(network)
+
+
+def wrong_statements(recipe: Recipe, statement: str) -> list[str]:
+    """The parts of a row's statement that its recipe and network do not meet, with their values."""
+    wrong = []
+    for part in statement.split(", "):
+        text, _, unit = part.strip("`").partition(" ")
+        number = text.replace(",", "")
+        value: Any
+        if "=" in text:
+            key, _, text = text.partition("=")
+            value = flatten(recipe).get(key)
+            matches = value is not None and text in (str(value), f"{value:g}" if isinstance(value, float) else "")
+        elif unit in SIZES:
+            name, options = network_options(recipe)
+            # Mixer's table leaves the classifier out.
+            classes = 0 if name.startswith("mixer") else 1000
+            value = SIZES[unit](counted_cost(name, json.dumps(options), recipe.model.image_size, classes))
+            # Half a digit of the table, and what papers count differently (biases, pooling), as in test_counts.
+            digit = 10.0 ** -len(number.partition(".")[2])
+            matches = abs(value - float(number)) <= digit / 2 + 0.006 * float(number)
+        else:
+            value = {"epochs": recipe.schedule.epochs, "steps": recipe.schedule.steps, "px": recipe.model.image_size}[
+                unit
+            ]
+            matches = value == int(number)
+        wrong += [] if matches else [f"{part}: {value}"]
+    return wrong
+
+
+def test_every_training_states_its_length() -> None:
+    assert len(STATEMENTS) >= len(TRAININGS)
+    bare = [text for text, statement in STATEMENTS if not re.search(r"\d (epochs|steps)", statement)]
+    assert not bare
+
+
+@pytest.mark.parametrize(("text", "statement"), STATEMENTS)
+def test_a_training_is_that_of_its_row(text: str, statement: str, monkeypatch, capsys) -> None:
+    assert wrong_statements(stated_recipe(text, monkeypatch, capsys), statement) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", ["15.4 M", "3.1 G", "400 epochs", "20,000 steps", "384 px", "`optim.name=lamb`", "`model.no_field=1`"]
+)
+def test_a_wrong_row_fails(wrong: str, monkeypatch, capsys) -> None:
+    recipe = stated_recipe("train DATA --recipe deit --model deit_ti", monkeypatch, capsys)
+    assert wrong_statements(recipe, "5.7 M, 1.3 G, 300 epochs, 224 px, `optim.name=adamw`") == []
+    assert len(wrong_statements(recipe, wrong)) == 1
 
 
 # One of every other kind ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ class ModelsOptions:
     names: Annotated[list[str] | None, Argument("Names or patterns, such as 'cait_*'.", complete="model")] = None
     pretrained: Annotated[bool, Option("List published weights instead of networks.")] = False
     size: Annotated[int, Option("Image size in pixels.")] = 224
+    svg: Annotated[str | None, Option("Draw one network, part by part, into this file.", metavar="FILE")] = None
     as_json: Json = False
 
 
@@ -26,6 +27,9 @@ def models(options: ModelsOptions) -> None:
     patchloom models resmlp_s12 'cait_*'
     """
     names, size = options.names, options.size
+    if options.svg is not None:
+        _draw(matching(names), size, options.svg)
+        return
     if options.pretrained:
         _list_weights(matching(names), as_json=options.as_json)
         return
@@ -61,6 +65,27 @@ def models(options: ModelsOptions) -> None:
         sizes = ", ".join(f"{name} ({human(parameters)})" for name, parameters in TRANSLATION.items())
         print_result(f"To translate, with a vocabulary of {VOCABULARY:,}: {sizes}; docs/translation.md")
         print("Next: patchloom models resmlp_s12   (its multiply-adds, options and published weights)")
+
+
+def _draw(names: list[str], size: int, file: str) -> None:
+    """Write the drawing of one network."""
+    from pathlib import Path
+
+    import torch
+
+    from patchloom.cli.output import print_result
+    from patchloom.disk import atomic_write
+    from patchloom.models.registry import create_model
+    from patchloom.report.charts.diagram import network_diagram
+    from patchloom.report.charts.svg import svg_file
+    from patchloom_runtime.errors import UsageError
+
+    if len(names) != 1:
+        raise UsageError(f"--svg draws one network, and these names match {len(names)}. Name one of them.")
+    with torch.device("meta"):
+        network = create_model(names[0], image_size=size)
+    atomic_write(Path(file), svg_file(network_diagram(network)).encode())
+    print_result(file)
 
 
 def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:

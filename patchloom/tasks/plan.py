@@ -41,7 +41,7 @@ class OpenedSettings(TrainingSettings):
 AUTOMATIC, SCRATCH = "auto", "none"  # values of --init that name no weights
 
 # Settings that are about the labels of whole images.
-LABEL_OPTIONS = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
+LABEL_OPTIONS = ("teacher", "pictures", "preview", "labels", "label_column", "label_pattern", "classes")
 
 
 RULE_OPTIONS = ("max_error", "negatives")  # about when a classifier abstains
@@ -228,6 +228,10 @@ def check_numbers(settings: TrainingSettings) -> None:
         raise UsageError("--time plans the epochs, and --epochs sets them; pass one of the two (or --stop-after)")
     if settings.fit and settings.recipe == "auto":
         raise UsageError("--fit fits a named recipe to the data, and auto is always fitted; drop --fit")
+    if settings.preview and settings.transform is not None:
+        raise UsageError(
+            "--preview draws the recipe's augmentation, which your transform replaces; drop one of the two"
+        )
     if not settings.worker_timeout > 0:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 

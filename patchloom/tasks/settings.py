@@ -103,6 +103,9 @@ class TrainingSettings:
     pictures: Annotated[
         int | None, Option("Draw the network into RUN/pictures every N epochs.", metavar="N", panel=RUN)
     ] = None
+    preview: Annotated[bool, Option("Draw crops and augmented training images before the first step.", panel=RUN)] = (
+        False
+    )
     trackers: Annotated[
         tuple[str, ...], Option("Also log to tensorboard, wandb, mlflow or trackio. Repeatable.", name="log", panel=RUN)
     ] = ()

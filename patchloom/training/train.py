@@ -42,6 +42,7 @@ def train(
     max_error: float | str | None = None,
     negatives: tuple[str, ...] = (),
     pictures: int | None = None,
+    preview: bool = False,
     log: tuple[str, ...] = (),
     micro_batches: int | None = None,
     workers: int | None = None,
@@ -125,6 +126,7 @@ def train(
         max_error       answer only where at most this share of the answers is wrong, 0.05 or '5%' (`calibrate`)
         negatives       classes that mean none of these
         pictures        draw the network into RUN/pictures every so many epochs
+        preview         draw crops and augmented training images before the first step
         log             also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'
         dry_run         plan and measure a few steps; train nothing
 

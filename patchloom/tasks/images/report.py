@@ -20,6 +20,7 @@ from patchloom.inference.evaluations import EvaluationData, evaluate_on
 from patchloom.models.cost import cost_rows
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
+from patchloom.report.pictures.augmentation import read_preview
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.report.pictures.pictures import Picture, pictures_of
 from patchloom.report.run_report import Charts, neighbor_count, training, validation
@@ -64,6 +65,7 @@ def image_page(folder: Path, settings: ReportSettings) -> TaskPage:
         images = contents.attempt(lambda: val_images(contents, settings.data, settings.reading))
     report = contents.predictions.report if contents.predictions else None
     pictures = [*(contents.attempt(lambda: _pictures(contents, images)) or []), *_branch_pictures(contents)]
+    pictures += contents.attempt(lambda: read_preview(contents.folder)) or []
     metrics = contents.metrics
     if report and not settings.part:
         pretrained = contents.record is not None and bool(contents.record.init)

@@ -21,6 +21,7 @@ from patchloom.objectives.objective import Ingredients, Objective, make_objectiv
 from patchloom.plugins import name_of
 from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
+from patchloom.report.pictures.augmentation import write_preview
 from patchloom.report.pictures.epoch_pictures import EpochPictures
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.provenance import write_left_out, write_provenance
@@ -42,6 +43,7 @@ from patchloom.tasks.task import Training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError, first_line
 
 EPOCH_PICTURES = 4
+PREVIEWED = 4  # training images
 
 
 class ImageTraining(Training[ImagePlan]):
@@ -168,6 +170,9 @@ class WholeImageTraining(ImageTraining):
         # Labels that were not learned are not the model's.
         labels = plan.class_names if plan.method.learns_from == "labels" else ()
         write_image_files(plan, network, preprocessing_of(plan.recipe, network), labels)
+        if plan.settings.preview:
+            recipe, images = plan.recipe, _spread(plan.splits.train, PREVIEWED)
+            write_preview(plan.folder, images, recipe.augment, recipe.model.image_size, seed=recipe.seed)
 
 
 def image_loader(plan: ImagePlan, processes: Processes, stores: Any) -> Any:

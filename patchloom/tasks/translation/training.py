@@ -47,8 +47,8 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 
 # Settings that are about images.
 _IMAGE_OPTIONS = (
-    *("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit"),
-    *("exclude", "corrections", "val", *RULE_OPTIONS),
+    *("teacher", "size", "pictures", "preview", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy"),
+    *("fit", "exclude", "corrections", "val", *RULE_OPTIONS),
 )
 
 
