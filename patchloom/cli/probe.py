@@ -81,7 +81,10 @@ def probe(options: ProbeOptions) -> None:
         from patchloom.cli.evaluation_tables import print_levels
 
         shared = keywords(options, "paths", "levels", "level", *PROBES)
-        print_levels(evaluate_levels(runs, data, halves=options.linear, **shared), as_json=options.as_json)
+        print_levels(
+            evaluate_levels(runs, data, halves=options.linear, halves_level=options.level, **shared),
+            as_json=options.as_json,
+        )
         return
     if options.trunk and options.knn is None and chosen:
         raise UsageError("--trunk chooses the vectors that images are compared by; give it with --knn or --levels")
@@ -111,8 +114,8 @@ def _check_levels(options: ProbeOptions, chosen: list[str]) -> None:
 
     if others := [option for option in chosen if option != "--linear"]:  # --linear adds separability
         raise UsageError(f"--levels does not go with {others[0]}: run them one after the other")
-    if options.level is not None:
-        raise UsageError("--level does not go with --levels, which measures every level")
+    if options.level is not None and not options.linear:
+        raise UsageError("--level does not go with --levels, which measures every level; with --linear it is halved")
 
 
 def _print_probes(probes: "dict[str, Probes]", *, as_json: bool) -> None:

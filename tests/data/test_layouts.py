@@ -305,7 +305,10 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("name", ["label_studio", "labelme", "cvat", "roboflow_csv", "open_images", "inaturalist2018"])
+@pytest.mark.parametrize(
+    "name",
+    ["label_studio", "labelme", "cvat", "roboflow_csv", "open_images", "inaturalist2018", "inaturalist2018_taxonomy"],
+)
 def test_files_of_any_content_are_one_line(name, tmp_path) -> None:
     root = built(name, tmp_path)
     files = [file for file in sorted(root.rglob("*")) if file.suffix in (".json", ".xml", ".csv")]
@@ -316,6 +319,19 @@ def test_files_of_any_content_are_one_line(name, tmp_path) -> None:
             with contextlib.suppress(PatchloomError):  # one line
                 check(root)
         file.write_text(whole)
+
+
+def test_categories_of_inaturalist_have_six_levels_above_the_species(tmp_path) -> None:
+    splits = open_data(built("inaturalist2018_taxonomy", tmp_path))
+    levels = {level: names for level, (names, _) in splits.classes.levels.items()}
+    assert set(levels) == {"kingdom", "phylum", "class", "order", "family", "genus"}
+    assert levels["family"] == ("Lamiaceae", "Prunellidae")
+    genera = splits.classes.levels["genus"]
+    assert len(genera[0]) == 3  # Prunella of birds is not Prunella of plants
+    assert genera[0][genera[1][2]] == "Salvia"
+    assert splits.classes.names[splits.val.labels[0]] == "Prunella modularis"
+    by_order = open_data(built("inaturalist2018_taxonomy", tmp_path / "again"), level="order")
+    assert by_order.classes.names == ("Lamiales", "Passeriformes")
 
 
 def test_a_list_names_no_image_outside_of_its_folder(tmp_path) -> None:

@@ -3,9 +3,9 @@
     annotations/instances_train2017.json  train2017/a.jpg      COCO; also lvis_v1_train.json
     train/_annotations.coco.json  train/a.jpg                  Roboflow
 
-Masks are polygons or run lengths. Files without boxes have the class of each image (iNaturalist). Crowds are ignored in
-training and evaluation. If masks overlap, a pixel belongs to the smaller object in training; evaluation uses the masks
-as annotated.
+Masks are polygons or run lengths. Files without boxes have the class of each image (iNaturalist), with a taxonomy if
+its categories have one. Crowds are ignored in training and evaluation. If masks overlap, a pixel belongs to the smaller
+object in training; evaluation uses the masks as annotated.
 """
 
 import math
@@ -38,6 +38,7 @@ _COCO: dict[str, dict[str, Any]] = {
     "categories": {"id": float | str, "name": float | str},
 }
 Content = Mapping[str, Any]  # lists of images, annotations and categories
+RANKS = ("kingdom", "phylum", "class", "order", "family", "genus")  # of iNaturalist's categories, above the species
 _MAX_MESSAGE_LETTERS = 60  # of a value
 _LARGEST_BYTE = 254  # 255 marks unlabeled pixels
 
@@ -165,7 +166,8 @@ def open_contents(
 
 def _labels_listing(root: Path, file: Path, content: Content, images: str | None, faults: list[Fault]) -> Listing:
     """List images with one class each, as in iNaturalist: annotations without boxes."""
-    categories = {category["id"]: str(category["name"]) for category in content["categories"]}
+    entries = _described(file, content["categories"])
+    categories = {entry["id"]: str(entry["name"]) for entry in entries}
     number = {identity: i for i, identity in enumerate(categories)}
     folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
     paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
@@ -185,7 +187,42 @@ def _labels_listing(root: Path, file: Path, content: Content, images: str | None
         for path in sorted({*paths.values()} - {*there})
     ]
     numbers = np.array([labels.get(path, UNLABELED) for path in there], dtype=np.int64)
-    return Listing(ImageFiles(root, there), np.arange(len(there)), numbers, tuple(categories.values()))
+    names = tuple(categories.values())
+    return Listing(ImageFiles(root, there), np.arange(len(there)), numbers, names, _ranks(entries))
+
+
+def _described(file: Path, categories: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the categories, completed by those of categories.json: iNaturalist's lists have numbers for names."""
+    path = file.parent / "categories.json"
+    if not os.path.isfile(path):
+        return categories
+    try:
+        described = parse_json(read_plain(path, MOST_JSON_BYTES), MOST_JSON_BYTES)
+        if not isinstance(described, list):
+            raise ValueError(f"it is a {type(described).__name__}")
+        for i, entry in enumerate(described):
+            check_shape(entry, {"id": float | str, "name": str}, f"[{i}]")
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{printable(path)}: {error}; expected a list of categories with id and name") from error
+    by_id = {entry["id"]: entry for entry in described}
+    return [{**category, **by_id.get(category["id"], {})} for category in categories]
+
+
+def _ranks(categories: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return the levels above the species. A name in two places (Prunella, a bird and a plant) is named by its path."""
+    levels: dict[str, dict[str, str]] = {}
+    for i, rank in enumerate(RANKS, 1):
+        paths = {
+            str(category["name"]): tuple(str(category.get(each, "")) for each in RANKS[:i])
+            for category in categories
+            if isinstance(category.get(rank), str) and category[rank]
+        }
+        if paths and len(paths) == len({str(category["name"]) for category in categories}):
+            named = Counter(path[-1] for path in {*paths.values()})
+            levels[rank] = {name: path[-1] if named[path[-1]] == 1 else "_".join(path) for name, path in paths.items()}
+    return dict(reversed(levels.items()))
 
 
 def coco_listing(

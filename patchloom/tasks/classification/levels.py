@@ -6,6 +6,7 @@ coarse-to-fine at levels finer than its own, and fine-to-coarse at coarser ones.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.datasets import ClassTable, ImageSet, Splits, name_some
-from patchloom.data.labels.taxonomy import FINEST
+from patchloom.data.labels.taxonomy import FINEST, level_named
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.data.sources.specs import Data, as_spec
@@ -25,6 +26,8 @@ from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import NOT_OF_PROBES, EvaluationSettings, ViewKeywords
 from patchloom.inference.evaluations import embed_on
 from patchloom.options import keywords_of
+from patchloom.recipes.methods import method_of
+from patchloom.runs.config import read_recipe
 from patchloom.runs.run_metadata import recorded_reading
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
@@ -79,6 +82,7 @@ def evaluate_levels(
     *,
     device: str = "auto",
     halves: bool = False,
+    halves_level: str | None = None,
     trunk: bool = False,
     **options: Unpack[ViewKeywords],
 ) -> LevelEvaluations:
@@ -86,6 +90,7 @@ def evaluate_levels(
 
     device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
     halves      measure separability too
+    halves_level  level whose classes are halved (default: that of the run's training, else the finest)
     trunk       compare images by the input vectors of projectors
     size        image size in pixels (default: the models')
     crop_ratio  share of the short side that is kept (default: the models')
@@ -96,10 +101,13 @@ def evaluate_levels(
     """
     settings, folders = EvaluationSettings(**options), runs_by_name(runs)
     leveled = open_leveled(data, runs, strict=settings.strict, reading=settings.reading)
+    halved = (
+        None if not halves else "trained" if halves_level is None else level_named(halves_level, leveled.classes.levels)
+    )
     results, notes = {}, [*leveled.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():
         classifier = load(folder, device=device, trunk=trunk)
-        results[name] = _evaluate_run(classifier, leveled, settings, halves, name if len(folders) > 1 else "", notes)
+        results[name] = _evaluate_run(classifier, leveled, settings, halved, name if len(folders) > 1 else "", notes)
     order = [None, *reversed(leveled.classes.levels), FINEST]
     ordered = sorted(results, key=lambda name: order.index(results[name].trained_level))
     counts = {FINEST: len(leveled.classes)}
@@ -137,26 +145,36 @@ def open_leveled(
 def trained_level(classifier: Classifier, classes: ClassTable) -> str | None:
     """Return the level whose classes the network was trained with: '' for the finest, None for none of these.
 
-    Levels are compared by their class names, since the level of the training may have another name here.
+    Levels are compared by their class names, since the level of the training may have another name here. A network of
+    clusters (ClusterFit) has no class names; its level is the one that its training named.
     """
+    if not classifier.labels and classifier.level in classes.levels and learns_clusters(classifier.folder):
+        return classifier.level
     names = {"": classes.names} | {level: names_of_level for level, (names_of_level, _) in classes.levels.items()}
     own = {classifier.level: names.pop(classifier.level)} if classifier.level in names else {}
     return level_of(classifier.labels, own | names)
+
+
+def learns_clusters(folder: Path | None) -> bool:
+    """Return whether a run learned the clusters of another run's features."""
+    recipe = read_recipe(folder) if folder is not None else None
+    return recipe is not None and method_of(recipe.objective.method).learns_from == "clusters"
 
 
 def _evaluate_run(
     classifier: Classifier,
     leveled: LevelData,
     settings: EvaluationSettings,
-    halves: bool,
+    halved: str | None,
     name: str,
     notes: list[str],
 ) -> LevelEvaluation:
+    """Evaluate one run; `halved` is the level of separability: "trained" for its own, '' for the finest, or None."""
     level, classes = trained_level(classifier, leveled.classes), leveled.classes
     decides = level is not None and classifier.model.config.num_classes == len(classifier.labels) > 0
     splits = {"train": leveled.splits.train, "val": leveled.splits.val}
     train, val = (
-        embed_on(classifier, images, settings, logits=decides and (halves or split == "val"))
+        embed_on(classifier, images, settings, logits=decides and (halved is not None or split == "val"))
         for split, images in splits.items()
     )
     for split, embeddings in (("train", train), ("val", val)):
@@ -167,9 +185,12 @@ def _evaluate_run(
     k = choose_neighbors(own, classes=count)
     by_softmax = _posterior(classifier, val, classes, level) if level and decides else None
     values = dict(retrieval(train, val, classes=classes, trained_level=level or None, k=(k,), softmax=by_softmax))
-    if halves:
-        posterior = _posterior(classifier, own, classes, level or "") if decides else None
-        values |= dict(separability(own, classes=count, posterior=posterior))
+    if halved is not None:
+        at = (level or "") if halved == "trained" else halved
+        images = at_level(train.labeled("train"), classes, at)
+        posterior = _posterior(classifier, images, classes, at) if decides and at == level else None
+        count = len(classes.levels[at][0]) if at else len(classes)
+        values |= dict(separability(images, classes=count, posterior=posterior))
     return LevelEvaluation(None if level is None else level or FINEST, k, values)
 
 

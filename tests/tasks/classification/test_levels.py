@@ -17,6 +17,7 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
+from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata, write_run_metadata
 from patchloom.runs.weights import save_weights
@@ -105,6 +106,43 @@ def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> Non
     assert run.values["separability_top1"] == dict(separability(own, classes=2, splits=1))["separability_top1"]
     assert "separability_conditioned_top1" in run.values
     assert result.levels == {"coarse": 2, FINEST: 4}
+
+
+def test_a_network_without_classes_is_halved_at_a_named_level(data, tmp_path, monkeypatch) -> None:
+    """Thesis table 2.1: triplets and untrained networks are measured on the same task as cross-entropy."""
+    network = small("resmlp_s12", num_classes=0, image_size=16)
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(tmp_path / "bare", network, preprocessing, None, (), None, task="embedding")
+    save_weights(tmp_path / "bare", dict(network.state_dict()), {})
+    halved = []
+
+    def counted(images, *, classes, **options):
+        halved.append((classes, int(images.labels.max()) + 1))
+        return separability(images, classes=classes, **options)
+
+    monkeypatch.setattr("patchloom.tasks.classification.levels.separability", counted)
+    options = {"device": "cpu", "halves": True}
+    for level in (None, "fine", "coarse"):
+        result = evaluate_levels([str(tmp_path / "bare")], str(data), halves_level=level, **options)
+        assert "separability_conditioned_top1" not in result.runs["bare"].values
+    levels = result.levels
+    assert halved == [(levels[name], levels[name]) for name in (FINEST, FINEST, "coarse")]
+    with pytest.raises(UsageError, match="cours"):
+        evaluate_levels([str(tmp_path / "bare")], str(data), halves_level="cours", **options)
+
+
+def test_clusters_have_the_level_that_their_training_named(data, tmp_path) -> None:
+    recipe = override(get_recipe("clusterfit"), {"model.name": "resmlp_s12", "grafit.clusters": 3})
+    network = small("resmlp_s12", num_classes=3, image_size=16)
+    preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    levels = {}
+    for name, chosen in (("clusters", recipe), ("dino", override(recipe, {"objective.method": "instance"}))):
+        write_run_files(tmp_path / name, network, preprocessing, chosen, (), "coarse", task="embedding")
+        save_weights(tmp_path / name, dict(network.state_dict()), {})
+        result = evaluate_levels([str(tmp_path / name)], str(data), device="cpu").runs[name]
+        levels[name] = result.trained_level
+        assert any("conditioned" in value for value in result.values) == (name == "clusters")
+    assert levels == {"clusters": "coarse", "dino": None}
 
 
 def test_a_table_of_train_level_by_test_level(runs, data) -> None:
