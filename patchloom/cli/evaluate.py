@@ -11,6 +11,9 @@ from patchloom.options import IMAGES, Argument, Option
 from patchloom_runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from patchloom.tasks.classification.several_runs import RunEvaluations
     from patchloom.tasks.task import Scores, Task
 
@@ -96,7 +99,7 @@ def evaluate(options: EvaluateOptions) -> None:
         print(hint("evaluate RUN RUN …", "compare RUN RUN …"), file=sys.stderr)
     task = task_of_runs(runs)
     if not task.whole_images:
-        evaluate_task(task, runs, data, options, changed(options, "sweep", "cost"))
+        evaluate_task(task, runs, data, options, changed(options, "sweep"), cost=options.cost)
         return
     check_image_options(options, runs, data, changed(options, "sweep"))
     if options.sweep is not None:
@@ -137,7 +140,9 @@ def evaluate_images(
         )
 
 
-def evaluate_task(task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]) -> None:
+def evaluate_task(
+    task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str], *, cost: bool = False
+) -> None:
     """Evaluate runs of a task that has its own numbers. `more` are options in use that such tasks do not read."""
     from patchloom.tasks.classification.several_runs import runs_by_name
 
@@ -145,14 +150,29 @@ def evaluate_task(task: "Task", runs: list[str], data: str | None, options: Eval
     read = ("--split", *map(spelled, READ_BY_EVERY_TASK))
     unread = more + [option for option in options.changed_image_options() if option not in read]
     unread += [spelled(name) for name in own if name not in task.report.evaluation_options]
+    unread += ["--cost"] if cost and "cost" not in task.report.evaluation_options else []
     if unread:
         raise UsageError(f"{unread[0]} {task.refusal}")
     if options.reading.chosen():
         own["reading"] = options.reading
-    _print_scores(
-        task.report.evaluate(runs_by_name(runs), data, split=options.split, device=options.device, **own),
-        options.as_json,
-    )
+    scores = task.report.evaluate(runs_by_name(runs), data, split=options.split, device=options.device, **own)
+    _print_scores(_with_cost(scores, task, runs_by_name(runs)) if cost else scores, options.as_json)
+
+
+def _with_cost(scores: "Scores", task: "Task", runs: "Mapping[str, Path]") -> "Scores":
+    """Add the parameters and multiply-adds of dense networks, at the size of their images in training."""
+    from dataclasses import replace
+
+    from patchloom.models.cost import cost, human
+
+    values, lines = {name: dict(of) for name, of in scores.values.items()}, list(scores.lines)
+    for name, folder in runs.items():
+        network: Any = task.model.load_network(folder)
+        counted, (height, width) = cost(network.one_pass(), network.image_size), network.image_size
+        values[name] |= {"parameters": counted.parameters, "multiply_adds": counted.multiply_adds}
+        adds = f"{human(counted.multiply_adds)} multiply-adds at {height}×{width}"
+        lines.append(f"{name}: {human(counted.parameters)} parameters, {adds}")
+    return replace(scores, values=values, lines=lines)
 
 
 def check_image_options(options: EvaluationOptions, runs: list[str], data: str | None, alone: list[str]) -> None:

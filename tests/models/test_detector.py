@@ -13,9 +13,12 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from patchloom.data.batches.ragged import Boxes
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.detection import find_objects, in_image_pixels
+from patchloom.models.cost import cost
 from patchloom.models.dense.detector import LOSSES, Detector, create_detector, make_detector
 from patchloom.models.registry import create_model
 from patchloom.objectives.detection import DetectionObjective, prepare_inputs, targets_of
+from patchloom.recipes import get_recipe
+from patchloom.tasks.images.networks import make_backbone
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.object_masks import paste_mask
 from patchloom_runtime.images.samples import EXTENT
@@ -231,3 +234,24 @@ def test_boxes_are_not_rounded_in_bfloat16():
         assert {each.dtype for each in (*scores, *boxes)} == {torch.float32}
         result = network(torch.rand(1, 3, 64, 64), [(64, 64)])
     assert result[0]["boxes"].dtype == torch.float32
+
+
+def test_the_cost_is_that_of_all_regions() -> None:
+    """Thesis table 5.6 prints 264 G for PatchConvNet-S60 at 800×1280, counted as mmdetection does."""
+    whole, boxes = detector(), detector(masks=False)
+    assert cost(whole.one_pass(), SIDE).multiply_adds > cost(boxes.one_pass(), SIDE).multiply_adds
+    assert cost(whole.one_pass(), SIDE).parameters == sum(p.numel() for p in whole.parameters())
+    fewer = detector(masks=False, proposals=SMALL.get("proposals", 1000) // 2)
+    of_head = cost(boxes.one_pass(), SIDE).multiply_adds - cost(fewer.one_pass(), SIDE).multiply_adds
+    c = boxes.config
+    per_region = c.channels * 49 * c.hidden + c.hidden**2 + c.hidden * 5 * (c.num_classes + 1)
+    assert of_head == per_region * (c.proposals - fewer.config.proposals)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "giga"), [("patchconvnet_s60", 264), ("patchconvnet_s120", 339)])
+def test_multiply_adds_of_thesis_table_5_6(name, giga) -> None:
+    recipe = get_recipe("mask_rcnn", name)
+    with torch.device("meta"):
+        network = make_detector(make_backbone(recipe), 80, masks=True)
+    assert cost(network.one_pass(), (800, 1280)).multiply_adds / 1e9 == pytest.approx(giga, rel=0.03)

@@ -63,6 +63,10 @@ class DenseNetwork(nn.Module):
         """Whether images of any size are accepted."""
         return self.backbone.any_resolution
 
+    def one_pass(self) -> nn.Module:
+        """Return a module of which one call costs as much as one image does, for `models.cost`."""
+        return self
+
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images for which the backbone was made."""

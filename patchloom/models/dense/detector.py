@@ -108,6 +108,9 @@ class Detector(DenseNetwork):
         rcnn = make_rcnn(config)
         self.rpn, self.roi_heads = rcnn.rpn, rcnn.roi_heads
 
+    def one_pass(self) -> nn.Module:
+        return OnePass(self)
+
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None = None) -> Any:
         """Return losses by name in training mode, otherwise one dict per image.
 
@@ -124,6 +127,28 @@ class Detector(DenseNetwork):
         proposals, losses = self.rpn(image_list, features, objects)
         detections, more = self.roi_heads(features, proposals, image_list.image_sizes, objects)
         return {LOSSES[name]: value for name, value in (losses | more).items()} if self.training else detections
+
+
+class OnePass(nn.Module):
+    """A detector with as many regions per image as it allows, as mmdetection counts its operations.
+
+    The number of regions of a real image depends on the image: those of zeros would be counted as none.
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, images: Tensor) -> None:
+        """Run backbone, pyramid and proposals on (1, 3, H, W), then each head on its largest number of regions."""
+        detector, c = self.detector, self.detector.config
+        maps = detector.maps(images)
+        features = detector.pyramid(OrderedDict((str(i), each) for i, each in enumerate(maps)))
+        detector.rpn.head(list(features.values()))
+        heads, (of_boxes, of_masks) = detector.roi_heads, ROI_SIZES
+        heads.box_predictor(heads.box_head(images.new_zeros(c.proposals, c.channels, of_boxes, of_boxes)))
+        if c.masks:
+            heads.mask_predictor(heads.mask_head(images.new_zeros(c.most, c.channels, of_masks, of_masks)))
 
 
 def make_rcnn(config: DetectorConfig) -> FasterRCNN:

@@ -15,6 +15,8 @@ from patchloom.tasks.task import Reporting, Scores, TaskPage
 class DetectionReporting(Reporting):
     """Average precision, classes, curves, and images next to the truth."""
 
+    evaluation_options = ("cost",)
+
     draws_looks = True
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:

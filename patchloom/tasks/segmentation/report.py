@@ -17,7 +17,7 @@ class SegmentationReporting(Reporting):
     """mIoU, classes, and images next to their masks."""
 
     draws_looks = True
-    evaluation_options = ("multi_scale", "mode")
+    evaluation_options = ("multi_scale", "mode", "cost")
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         return f"mIoU {metrics['miou']:.2f} %, {metrics['pixel_accuracy']:.2f} % of the pixels right"

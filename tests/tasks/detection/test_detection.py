@@ -21,8 +21,9 @@ from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimization import freeze
 from patchloom.engine.signals import Stopped
+from patchloom.models.cost import cost
 from patchloom.runs.weights import load_network, read_weights
-from patchloom.tasks.detection.run_files import VAL, read_val
+from patchloom.tasks.detection.run_files import VAL, load_detector, read_val
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training
 from patchloom_runtime.errors import DataError, UsageError
@@ -101,6 +102,10 @@ def test_evaluate_report_and_verify(run, tmp_path, capsys, monkeypatch):
     for values in (*without.values(), *now.values()):
         assert values["mask_ap"] == pytest.approx(kept["mask_ap"], abs=1e-6)
         assert set(values["classes"]["mask"]) == {"line", "polygon", "round", "star"}
+    costed = json.loads(command("evaluate", run, "--cost", "--json", **told))[run.name]
+    network = load_detector(run)[0]
+    assert costed["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    assert costed["multiply_adds"] == cost(network.one_pass(), network.image_size).multiply_adds > 0
     shutil.copytree(run, tmp_path / "copy")
     said = command("evaluate", run, tmp_path / "copy", **told)
     assert any(missing(line, "AP50", "line", "polygon", "round", "star") == [] for line in said.splitlines())

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.inference.classifier import load as load_classifier
+from patchloom.models.cost import cost
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_recipe
 from patchloom.runs.run_metadata import read_run_metadata
@@ -128,6 +129,10 @@ def test_a_run_is_evaluated_with_and_without_its_data(run: Path, data: Path, mon
     assert several.code == 0, several.errors
     train = command(("evaluate", run, data, "--split", "train", "--json", "--device", "cpu"), monkeypatch, capsys)
     assert json.loads(train.output)[run.name]["images"] == 12
+    costed = json.loads(command(("evaluate", run, "--cost", "--json"), monkeypatch, capsys).output)[run.name]
+    network = load_segmenter(run).model
+    assert costed["multiply_adds"] == cost(network, network.image_size).multiply_adds > 0
+    assert costed["parameters"] == sum(parameter.numel() for parameter in network.parameters())
     rejected = command(("probe", run, data, "--knn", "5"), monkeypatch, capsys)
     assert (rejected.code, "--knn" in rejected.errors) == (2, True)
     unknown = command(("evaluate", run, "--mode", "half"), monkeypatch, capsys)
