@@ -83,6 +83,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
                 loop.evaluate(epoch, caught)
             progress.epoch = epoch
             if whole:
+                progress.samples = 0
                 loop.after_epoch()
             if loop.is_last_step():
                 progress.ended = "finished"
@@ -137,6 +138,8 @@ class _Loop:
             left = progress.total_steps - progress.step
             progress.position += (run.schedule.total_steps - progress.position) / left
         progress.step += 1
+        if plan := run.plan:
+            progress.samples = min(progress.samples + plan.batch_size, plan.views_per_epoch)
         total = self.total_steps
         if budget and budget.check_due(progress.step, total) and progress.step < total:
             steps_per_evaluation = run.loader.steps_per_epoch * run.evaluate_every
@@ -174,9 +177,11 @@ class _Loop:
 
     def batches(self, done: int, caught: CaughtSignal) -> Iterator[Any]:
         """Yield the rest of this epoch. If the data fail, save the run before raising."""
+        progress, plan = self.progress, self.run.plan
+        moved = [plan.offset_at(progress.samples)] if plan else []
         try:
             with self.device_faults(f"for a batch. {self._smaller_parts()}"):
-                yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
+                yield from self.feed(self.run.loader.epoch(progress.epoch, done, *moved))
         except DeviceError:
             raise
         except (DataError, ResourceError):

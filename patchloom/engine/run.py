@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from patchloom.data.batches.sampler import SamplingPlan
 from patchloom.engine.averages import Averages
 from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes
@@ -117,6 +118,11 @@ class Run:
     unit: str = "img"  # of the throughput
     log_every: int = 50  # steps per record
     averages: Averages = field(default_factory=Averages)
+
+    @property
+    def plan(self) -> SamplingPlan | None:
+        """Return the loader's plan of samples; None for a loader that only counts batches, such as that of text."""
+        return getattr(self.loader, "plan", None)
 
     @property
     def averaged(self) -> nn.Module | None:

@@ -35,6 +35,7 @@ class Progress:
 
     step: int = 0  # updates done
     epoch: int = 0  # epochs done, their evaluation included
+    samples: int = 0  # of this epoch, used by all ranks; 0 if the loader has no plan of samples
     best: float | None = None  # value of the run's metric
     best_tie: float | None = None  # value of its tie-breaker, if the best weights have one
     best_weights: str = ""  # "model", "ema" or "average"
@@ -89,6 +90,7 @@ def capture(run: Run, progress: Progress) -> Snapshot:
     values = {
         "progress": asdict(progress),
         "steps_per_epoch": run.loader.steps_per_epoch,
+        "samples_per_epoch": run.plan.views_per_epoch if run.plan else 0,
         "averaged": run.averages.count,
         "world": run.processes.world,
         "optimizer": optimizer_values,
@@ -125,11 +127,26 @@ def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     if run.processes.scaler and values["scaler"]:
         run.processes.scaler.load_state_dict(values["scaler"])
     notes += _restore_random(run.processes, snapshot)
-    progress, before, now = Progress(**values["progress"]), values["steps_per_epoch"], run.loader.steps_per_epoch
-    if before != now:
-        progress.step = progress.epoch * now
-        notes.append(f"an epoch had {before} steps and has {now} now: epoch {progress.epoch + 1} starts again")
-    return progress, notes
+    progress = Progress(**values["progress"])
+    return progress, [*notes, *_move_to_batches(run, progress, values)]
+
+
+def _move_to_batches(run: Run, progress: Progress, values: dict[str, Any]) -> list[str]:
+    """Express `progress` in the batches of `run`, which may differ in size from the saved ones. Returns notes."""
+    plan, before, now = run.plan, values["steps_per_epoch"], run.loader.steps_per_epoch
+    if plan and values.get("samples_per_epoch") == plan.views_per_epoch:
+        step = progress.epoch * now + plan.step_at(progress.samples)
+        if progress.total_steps and before != now:  # fitted to a time budget: as many samples are left as before
+            progress.position *= now / before
+            progress.total_steps = step + round((progress.total_steps - progress.step) * now / before)
+        progress.step = step
+        after = f"epoch {progress.epoch + 1} continues after {progress.samples:,} of its {plan.views_per_epoch:,} samples"
+        return [] if before == now else [f"an epoch had {before} steps and has {now} now: {after}"]
+    if before == now:
+        progress.samples = (progress.step - progress.epoch * now) * plan.batch_size if plan else 0
+        return []
+    progress.step, progress.samples = progress.epoch * now, 0
+    return [f"an epoch had {before} steps and has {now} now: epoch {progress.epoch + 1} starts again"]
 
 
 def weights_of(module: nn.Module) -> Tensors:

@@ -37,6 +37,7 @@ _STATE = {
     "progress": {
         "step": int,
         "epoch": int,
+        "samples?": int,
         "best?": float | None,
         "best_tie?": float | None,
         "best_weights": str,
@@ -46,6 +47,7 @@ _STATE = {
         "ended": str,
     },
     "steps_per_epoch": int,
+    "samples_per_epoch?": int,
     "averaged": float,
     "world": int,
     "optimizer": {"kind": str, "plain": dict},
@@ -251,8 +253,9 @@ def _check_state(values: dict[str, Any], path: Path) -> None:
     progress, steps = values["progress"], values["steps_per_epoch"]
     if unknown := progress.keys() - {field.name for field in dataclasses.fields(Progress)}:
         raise CheckpointError(f"{path} is damaged: progress has an unknown field {min(unknown)!r}.")
-    counts = [progress.get(name, 0) for name in ("step", "epoch", "best_step", "not_better", "records")]
+    counts = [progress.get(name, 0) for name in ("step", "epoch", "samples", "best_step", "not_better", "records")]
     fits = steps > 0 and progress["epoch"] * steps <= progress["step"] <= (progress["epoch"] + 1) * steps
+    fits &= progress.get("samples", 0) <= values.get("samples_per_epoch", 0)
     if min(counts) < 0 or values["averaged"] < 0 or values["world"] < 1 or not fits:
         raise CheckpointError(f"{path} is damaged: its counts of steps and epochs contradict each other.")
 

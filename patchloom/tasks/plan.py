@@ -18,7 +18,7 @@ from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
 from patchloom.recipes.values import read_value
-from patchloom.runs.checkpoints import epochs_begun
+from patchloom.runs.checkpoints import epochs_begun, newest_progress
 from patchloom.runs.config import read_recipe
 from patchloom.runs.provenance import Provenance
 from patchloom.tasks.provenance import OtherRunError, default_folder
@@ -44,6 +44,7 @@ AUTOMATIC, SCRATCH = "auto", "none"  # values of --init that name no weights
 LABEL_OPTIONS = ("teacher", "pictures", "preview", "labels", "label_column", "label_pattern", "classes")
 
 
+_OF_BATCH = ("optim.batch_size", "optim.lr", "optim.lr_reference_batch")  # what a batch size changes in a recipe
 RULE_OPTIONS = ("max_error", "negatives")  # about when a classifier abstains
 
 
@@ -249,13 +250,18 @@ def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], ma
             taken[folder] = error.reason
 
 
-def same_run(folder: Path, recipe: Recipe) -> None:
-    """Raise OtherRunError if the folder holds a run with another recipe, except for more epochs."""
+def same_run(folder: Path, recipe: Recipe, *, any_batch: bool = False) -> None:
+    """Raise OtherRunError if the folder holds a run with another recipe, except for more epochs.
+
+    With `any_batch`, a run that has not ended may also continue with another batch size and the learning rate for it.
+    """
     if folder.is_file():
         raise UsageError(f"{folder} is a file; pass a folder as --out")
     before = read_recipe(folder)
     changed = difference(before, recipe) if before else {}
     changed.pop("schedule.epochs", None)
+    if any_batch and "optim.batch_size" in changed and not newest_progress(folder).get("ended"):
+        changed = {key: values for key, values in changed.items() if key not in _OF_BATCH}
     if changed:
         changes = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
         raise OtherRunError(

@@ -12,7 +12,6 @@ from patchloom.data.batches.sampler import (
     SamplingPlan,
     epoch_order,
     rank_positions,
-    repeated_order,
     step_seed,
 )
 from patchloom.data.labels.class_balance import class_counts, sampling_shares
@@ -52,7 +51,7 @@ def test_repeated_augmentation_is_the_authors_order():
                 int(part.removeprefix(name)) for part, name in zip(parts, names, strict=True)
             )
             theirs = stored.get_tensor(key)
-            ours = repeated_order(epoch_order(n, 0, epoch), repeats)[rank::world]
+            ours = SamplingPlan(n, 1, repeats=repeats).order(epoch)[rank::world]
             assert ours[: len(theirs)].tolist() == theirs.tolist(), key
             # They cut every process to the same length, at most one view each.
             assert len(ours) - len(theirs) in (0, 1), key

@@ -208,13 +208,14 @@ class DeviceLoader:
         """Return the number of batches per epoch."""
         return self.plan.steps_per_epoch
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
-        """Yield the batches of `epoch` from `start_step` on, on the store's device."""
+    def epoch(self, epoch: int, start_step: int = 0, offset: int = 0) -> Iterator[ImageBatch]:
+        """Yield the batches of `epoch` from `start_step` on, moved by `offset` samples, on the store's device."""
         device = self._store.labels.device
         # One transfer per epoch instead of one per step.
-        order = torch.from_numpy(self.plan.order(epoch).copy()).to(device, non_blocking=True)
+        order = torch.from_numpy(self.plan.order(epoch)).to(device, non_blocking=True)
         for step in range(start_step, self.steps_per_epoch):
-            index = order[step * self.plan.batch_size : (step + 1) * self.plan.batch_size]
+            start = step * self.plan.batch_size + offset
+            index = order[start : start + self.plan.batch_size]
             size, rows = len(index), None
             if self.plan.world > 1:
                 rows = self._own_rows(size)

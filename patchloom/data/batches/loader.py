@@ -111,12 +111,12 @@ class Loader:
         """Return the number of batches per epoch."""
         return self.plan.steps_per_epoch
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
-        """Yield the batches of `epoch` from `start_step` on."""
-        self._tasks.begin(epoch, start_step, self.steps_per_epoch)
+    def epoch(self, epoch: int, start_step: int = 0, offset: int = 0) -> Iterator[ImageBatch]:
+        """Yield the batches of `epoch` from `start_step` on, moved by `offset` samples."""
+        self._tasks.begin(epoch, start_step, self.steps_per_epoch, offset)
         filled = iter(self._filled_parts())
         for step in range(start_step, self.steps_per_epoch):
-            views = self.plan.views(epoch, step)
+            views = self.plan.views(epoch, step, offset)
             index = torch.from_numpy(views.index.copy())
             buffers = {
                 name: torch.empty((len(index), *shared.shape[2:]), dtype=shared.dtype, pin_memory=self._pin)
@@ -191,6 +191,7 @@ class _Task:
     step: int
     part: int
     slot: int
+    offset: int
 
 
 class _Tasks:
@@ -202,16 +203,16 @@ class _Tasks:
     def __init__(self, parts: int, slots: int) -> None:
         self.slots = slots
         self._parts = parts
-        self._span = (0, 0, 0)
+        self._span = (0, 0, 0, 0)
 
-    def begin(self, epoch: int, start_step: int, end_step: int) -> None:
-        self._span = (epoch, start_step, end_step)
+    def begin(self, epoch: int, start_step: int, end_step: int, offset: int) -> None:
+        self._span = (epoch, start_step, end_step, offset)
 
     def __iter__(self) -> Iterator[_Task]:
-        epoch, start, end = self._span
+        epoch, start, end, offset = self._span
         for number in range((end - start) * self._parts):
             step, part = divmod(number, self._parts)
-            yield _Task(epoch, start + step, part, number % self.slots)
+            yield _Task(epoch, start + step, part, number % self.slots, offset)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class _WorkerDataset(Dataset):
     memory: SampleMemory | None = None
 
     def __getitem__(self, task: _Task) -> _Filled | DataError | ResourceError:
-        views = self.plan.views(task.epoch, task.step)
+        views = self.plan.views(task.epoch, task.step, task.offset)
         rows = _split(len(views.index), self.parts)[task.part]
         out = {name: shared[task.slot].numpy() for name, shared in self.shared.items()}
         filled = _Filled(task.slot, {}, {})

@@ -1,7 +1,9 @@
 """The order of images and the seeds of their augmentation.
 
 Everything random about data follows from (seed, epoch, position in the epoch), never from a process's history. A run
-can therefore stop at any step and resume, and neither the number of workers nor of processes changes an image.
+can therefore stop at any step and resume, and neither the number of workers nor of processes changes an image. The
+order of an epoch does not depend on the batch size either: a run that has used so many samples of an epoch continues
+with the next one, in batches of any size.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,11 @@ from patchloom_runtime.errors import UsageError
 
 # The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the actual batch size.
 REPEATED_EPOCH_MULTIPLE = 256
+# Shuffled datasets up to this size have a list of their order, 32 MiB of it, which is that of DeiT's sampler with seed
+# 0. The order of larger ones is computed where it is read.
+MOST_LISTED = 1 << 22
 _VIEW_STREAM, _STEP_STREAM = 0, 1
+_PERMUTATION_ROUNDS = 8
 
 
 def epoch_order(images: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
@@ -58,12 +64,30 @@ class ClassSampling:
         return sampled[torch.randperm(total, generator=generator).numpy()]
 
 
-def repeated_order(order: np.ndarray, repeats: int) -> np.ndarray:
-    """Apply repeated augmentation: each image `repeats` times in a row, cut to about the length of a plain epoch.
+def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the images at `positions` of an epoch's permutation of range(`size`), int64, without a list of it.
 
-    An epoch then contains about 1/repeats of the images. DeiT's process r of R takes every R-th entry from r on.
+    A Feistel network permutes the numbers below the next power of two. What falls beyond `size` is permuted again until
+    it falls below (cycle walking), twice on average at most.
     """
-    return np.repeat(order, repeats)[: epoch_length(len(order), repeats)]
+    bits = max(2, (size - 1).bit_length())
+    low = np.uint64(bits // 2)
+    low_mask, high_mask = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
+    keys = mixed_seeds(seed, epoch, _STEP_STREAM, (1 << 62) + np.arange(_PERMUTATION_ROUNDS))  # no step reaches these
+
+    def permute(numbers: np.ndarray) -> np.ndarray:
+        left, right = numbers >> low, numbers & low_mask
+        for number, key in enumerate(keys):
+            if number % 2:
+                right = right ^ (_mixed(left + key) & low_mask)
+            else:
+                left = left ^ (_mixed(right + key) & high_mask)
+        return (left << low) | right
+
+    images = permute(positions.astype(np.uint64))
+    while len(beyond := np.flatnonzero(images >= size)):
+        images[beyond] = permute(images[beyond])
+    return images.astype(np.int64)
 
 
 def epoch_length(images: int, repeats: int) -> int:
@@ -78,10 +102,14 @@ def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np
     state = np.zeros(len(positions), np.uint64)
     for word in (seed, epoch * 2 + stream, positions):
         state = state + np.asarray(word, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
+        state = _mixed(state)
     return state
+
+
+def _mixed(state: np.ndarray) -> np.ndarray:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 def step_seed(seed: int, epoch: int, step: int, view: int = 0) -> int:
@@ -156,24 +184,47 @@ class SamplingPlan:
         extra = 0 if self.drop_last else self.batch_size - 1
         return (self.views_per_epoch + extra) // self.batch_size
 
+    def step_at(self, samples: int) -> int:
+        """Return the step of an epoch that follows `samples` of its samples, used in batches of any size.
+
+        As many steps are left as the other samples make batches of this size, so the schedule continues at the same
+        share of the epoch, to within a batch.
+        """
+        extra = 0 if self.drop_last else self.batch_size - 1
+        return self.steps_per_epoch - (self.views_per_epoch - samples + extra) // self.batch_size
+
+    def offset_at(self, samples: int) -> int:
+        """Return by how many samples the rest of an epoch is moved if it continues after `samples` samples.
+
+        It is 0 if all of its batches have this size, and smaller than a batch in any case.
+        """
+        return samples - self.step_at(samples) * self.batch_size
+
     def order(self, epoch: int) -> np.ndarray:
-        """Return the images of all processes' batches in a row, (views_per_epoch,) int64, read-only."""
-        return _views_of_epoch(self.images, self.seed, epoch, self.shuffle, self.repeats, self.sampling)
+        """Return the images of all processes' batches in a row, (views_per_epoch,) int64."""
+        return self.images_at(epoch, np.arange(self.views_per_epoch))
 
-    def views(self, epoch: int, step: int) -> StepSamples:
-        """Return what this process reads in `step` of `epoch`."""
-        order = self.order(epoch)
-        start = step * self.batch_size
-        size = min(self.batch_size, len(order) - start)
+    def images_at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the images at `positions` of an epoch, int64.
+
+        Repeated augmentation has each image `repeats` times in a row, so an epoch contains about 1/repeats of them, and
+        DeiT's process r of R takes every R-th entry from r on.
+        """
+        places = positions // self.repeats
+        if self.sampling or (self.shuffle and self.images <= MOST_LISTED):
+            return _listed_order(self.images, self.seed, epoch, self.sampling)[places]
+        return permuted(places, self.images, self.seed, epoch) if self.shuffle else places
+
+    def views(self, epoch: int, step: int, offset: int = 0) -> StepSamples:
+        """Return what this process reads in `step` of `epoch`, whose batches are moved by `offset` samples."""
+        start = step * self.batch_size + offset
+        size = min(self.batch_size, self.views_per_epoch - start)
         positions = start + rank_positions(size, self.rank, self.world)
-        return StepSamples(order[positions], mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions))
+        return StepSamples(
+            self.images_at(epoch, positions), mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions)
+        )
 
 
-@lru_cache(maxsize=4)
-def _views_of_epoch(
-    images: int, seed: int, epoch: int, shuffle: bool, repeats: int, sampling: ClassSampling | None
-) -> np.ndarray:
-    order = sampling.order(seed, epoch) if sampling else epoch_order(images, seed, epoch, shuffle)
-    order = repeated_order(order, repeats)
-    order.setflags(write=False)
-    return order
+@lru_cache(maxsize=2)
+def _listed_order(images: int, seed: int, epoch: int, sampling: ClassSampling | None) -> np.ndarray:
+    return sampling.order(seed, epoch) if sampling else epoch_order(images, seed, epoch)

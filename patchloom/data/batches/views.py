@@ -132,16 +132,16 @@ class ViewLoader:
 
     def __init__(self, loaders: Sequence[Loader | DeviceLoader], joined: ManyViews | None = None) -> None:
         self._loaders, self._joined = loaders, joined
-        self.broken = loaders[0].broken
+        self.broken, self.plan = loaders[0].broken, loaders[0].plan
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the number of batches per epoch."""
         return self._loaders[0].steps_per_epoch
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ViewBatch]:
-        """Yield the batches of `epoch` from `start_step` on."""
-        for batches in zip(*(loader.epoch(epoch, start_step) for loader in self._loaders), strict=True):
+    def epoch(self, epoch: int, start_step: int = 0, offset: int = 0) -> Iterator[ViewBatch]:
+        """Yield the batches of `epoch` from `start_step` on, moved by `offset` samples."""
+        for batches in zip(*(loader.epoch(epoch, start_step, offset) for loader in self._loaders), strict=True):
             yield self._together(batches)
 
     def _together(self, batches: tuple[ImageBatch, ...]) -> ViewBatch:

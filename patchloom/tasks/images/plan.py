@@ -309,7 +309,7 @@ def _in_folder(planner: ImagePlanner, run: _PlacedRun, folder: Path, why: str, *
     refuse_other_start(folder, record)
     refuse_other_corrections(folder, record)
     refuse_other_plugins(folder, record)
-    same_run(folder, resolved.recipe)
+    same_run(folder, resolved.recipe, any_batch=settings.out is not None)
     if settings.out is None:
         refuse_fewer_options(folder, record)
     return replace(run, resolved=resolved, folder=folder, why=why, has_begun=begun is not None, time_s=time_s)
