@@ -5,9 +5,9 @@ weights, by FSDP2; mixed precision is torch's autocast with a gradient scaler fo
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,10 @@ from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.machine import device_kind
 from patchloom.models.from_config import is_sharded
-from patchloom_runtime.errors import ResourceError, UsageError
+from patchloom.models.sharding import shard
+from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError
 
+T = TypeVar("T")
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -46,31 +48,29 @@ class Processes:
         if self.world > 1 and not dist.is_initialized():
             self._store = meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
         self.scaler = torch.amp.GradScaler("cuda") if self.precision == "fp16" else None
-        self._sharded = False
+        self._sharded: tuple[nn.Module, ...] = ()
 
     @property
     def is_main(self) -> bool:
         """Return whether this process does the work that is done once, such as writing files."""
         return self.rank == 0
 
-    def shard(self, model: nn.Module) -> nn.Module:
+    def shard(self, *modules: nn.Module) -> None:
         """Shard weights, gradients and optimizer state over the ranks (FSDP2), in place.
 
-        Call before making the optimizer.
+        All ranks start from the values of rank 0. Call before making the optimizer, and once.
         """
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+        for module in modules:
+            self.same_on_all_(module)
+            shard(module)
+        self._sharded = modules
 
-        for module in model.modules():
-            if isinstance(module, nn.ModuleList):
-                for block in module:
-                    if any(True for _ in block.parameters()):
-                        fully_shard(block)
-        fully_shard(model)
-        for method in ("features", "head"):
-            if hasattr(model, method):
-                register_fsdp_forward_method(model, method)
-        self._sharded = True
-        return model
+    def same_on_all_(self, module: nn.Module, *, buffers_only: bool = False) -> None:
+        """Give all ranks the parameters and buffers of rank 0, in place."""
+        if self.world == 1:
+            return
+        for tensor in [*([] if buffers_only else module.parameters()), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Return `module` on this rank's device, with gradients averaged over the ranks."""
@@ -79,9 +79,18 @@ class Processes:
             return module
         return DistributedDataParallel(module, device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
+    @contextmanager
+    def no_sync(self, prepared: nn.Module) -> Iterator[None]:
         """Keep gradients on their rank: for all but the last of accumulated micro-batches."""
-        return prepared.no_sync() if isinstance(prepared, DistributedDataParallel) else nullcontext()
+        if isinstance(prepared, DistributedDataParallel):
+            with prepared.no_sync():
+                yield
+            return
+        for module in self._sharded:
+            module.set_requires_gradient_sync(False)  # type: ignore[operator]
+        yield
+        for module in self._sharded:
+            module.set_requires_gradient_sync(True)  # type: ignore[operator]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the run's autocast context."""
@@ -137,6 +146,19 @@ class Processes:
         if self.world > 1:
             dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Call `work` on rank 0 and return its result on every rank. If it fails, all ranks raise the same error."""
+        result: Any = None
+        if self.is_main:
+            try:
+                result = work()
+            except (PatchloomError, OSError) as error:
+                result = error
+        result = self.from_main(result)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def synchronize(self) -> None:
         """Wait until the device has finished its queued work."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from patchloom.engine.eager_optimizers import Eager
+from patchloom.models.sharding import local, tensor_norms
 
 
 class Lamb(Eager):
@@ -59,13 +60,12 @@ class Lamb(Eager):
         torch._foreach_div_(change, spread)
         if group["weight_decay"]:
             torch._foreach_add_(change, params, alpha=group["weight_decay"])
-            torch._foreach_mul_(change, _trust(params, change))
+            torch._foreach_mul_([local(each) for each in change], _trust(params, change))
         torch._foreach_add_(params, change, alpha=-group["lr"])
 
 
 def _trust(params: list[Tensor], change: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
     """Return |weights|/|change| per tensor, or 1 if either norm is zero."""
-    weight = torch.stack(torch._foreach_norm(params))
-    length = torch.stack(torch._foreach_norm(change))
+    weight, length = tensor_norms(params), tensor_norms(change)
     ratio = torch.where((weight > 0) & (length > 0), weight / length, 1.0)
     return list(ratio.unbind())

@@ -21,6 +21,7 @@ from patchloom.engine.run import Run
 from patchloom.engine.selection import Selection
 from patchloom.engine.signals import CaughtSignal, Interrupted, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
+from patchloom.models.from_config import is_sharded
 from patchloom.objectives.objective import Objective
 from patchloom_runtime.errors import (
     DataError,
@@ -203,6 +204,9 @@ class _Loop:
             # With several ranks, all would have to abort together.
             interruptible = caught.interruptible() if alone else nullcontext()
             timed = self.run.time_budget.evaluating() if self.run.time_budget else nullcontext()
+            for module in (self.run.model, self.run.averaged):
+                if module is not None:  # DDP does this too: batch statistics are those of rank 0
+                    self.run.processes.same_on_all_(module, buffers_only=True)
             with self.device_faults("in an evaluation. Free some of it."), interruptible, timed:
                 self.selection.evaluate()
         except DeviceError:
@@ -332,9 +336,10 @@ class _Loop:
         run.records.doing("saving")
         self.selection.save_weights()
         snapshot = capture(run, self.progress)
-        if run.saver and run.processes.is_main:
+        together = any(is_sharded(tensor) for named in snapshot.tensors.values() for tensor in named.values())
+        if run.saver and (run.processes.is_main or together):
             run.records.sync()  # the checkpoint counts its lines
-            run.saver.save(snapshot)
+            run.saver.save(snapshot, run.processes)
         run.processes.barrier()
         self._saved_at, run.records.wants_save = perf_counter(), False
         self._saved_step = self.progress.step

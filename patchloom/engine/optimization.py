@@ -15,6 +15,7 @@ from patchloom.engine.lamb import Lamb
 from patchloom.layers.attention import Attend
 from patchloom.layers.low_rank import LowRank
 from patchloom.layers.norms import Affine, L2Norm
+from patchloom.models.sharding import local, tensor_norms
 from patchloom.recipes.parts import OptimPart, SchedulePart
 from patchloom_runtime.errors import UsageError
 
@@ -132,8 +133,8 @@ def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if grads:
-        factors = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in torch._foreach_norm(grads)]
-        torch._foreach_mul_(grads, factors)
+        factors = (max_norm / (tensor_norms(grads) + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(grad) for grad in grads], list(factors.unbind()))
 
 
 @dataclass(frozen=True)

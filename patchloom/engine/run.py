@@ -75,12 +75,12 @@ class Average(Protocol):
 
 
 class Saver(Protocol):
-    """Storage for a run; called on rank 0 only."""
+    """Storage for a run; called on rank 0, or on all ranks together if weights are sharded over them."""
 
-    def save(self, snapshot: "Snapshot") -> None:
+    def save(self, snapshot: "Snapshot", processes: Processes) -> None:
         """Save what a resume needs."""
 
-    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any], processes: Processes) -> None:
         """Save the best weights so far with a description."""
 
 

@@ -12,6 +12,7 @@ from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress, weights_of
 from patchloom.layers.low_rank import merge_low_rank
+from patchloom.models.from_config import is_sharded
 from patchloom_runtime.errors import UsageError
 
 
@@ -62,9 +63,11 @@ class Selection:
             which, model = list(self._candidates().items())[-1]
             progress.best_weights, progress.best_step = which, progress.step
             self._unsaved = merge_low_rank(weights_of(model))
-        if self._unsaved and run.saver and run.processes.is_main:
+        together = any(map(is_sharded, self._unsaved.values()))
+        if self._unsaved and run.saver and (run.processes.is_main or together):
             about = {"weights": progress.best_weights, "step": progress.best_step}
-            run.saver.save_weights(self._unsaved, about | {"metric": run.metric, "value": progress.best})
+            about |= {"metric": run.metric, "value": progress.best}
+            run.saver.save_weights(self._unsaved, about, run.processes)
         self._unsaved = {}
 
     def _candidates(self) -> dict[str, nn.Module]:
@@ -85,7 +88,10 @@ class Selection:
         progress.best, progress.best_tie, progress.best_weights = value, tie, which
         progress.best_step = progress.step
         weights = merge_low_rank(weights_of(model))
-        self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+        self._unsaved = {
+            name: tensor.detach().clone() if is_sharded(tensor) else tensor.detach().to("cpu", copy=True)
+            for name, tensor in weights.items()
+        }
         return better  # breaking a tie does not reset patience
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from patchloom.engine.distribution import Processes, unwrap, whole
+from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.models.from_config import like, load_weights
 from patchloom_runtime.errors import CheckpointError, PatchloomError, UsageError
@@ -62,7 +62,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at the end of a step. `tensors` are live: write them before the next step."""
+    """A run at the end of a step.
+
+    `tensors` are live, and may be sharded over the ranks: write them before the next step.
+    """
 
     tensors: dict[str, Tensors]  # part ("weights", "ema", "optimizer", "random-0", …) → name → tensor
     values: dict[str, Any] = field(default_factory=dict)  # JSON-serializable
@@ -140,7 +143,9 @@ def _move_to_batches(run: Run, progress: Progress, values: dict[str, Any]) -> li
             progress.position *= now / before
             progress.total_steps = step + round((progress.total_steps - progress.step) * now / before)
         progress.step = step
-        after = f"epoch {progress.epoch + 1} continues after {progress.samples:,} of its {plan.views_per_epoch:,} samples"
+        after = (
+            f"epoch {progress.epoch + 1} continues after {progress.samples:,} of its {plan.views_per_epoch:,} samples"
+        )
         return [] if before == now else [f"an epoch had {before} steps and has {now} now: {after}"]
     if before == now:
         progress.samples = (progress.step - progress.epoch * now) * plan.batch_size if plan else 0
@@ -150,8 +155,8 @@ def _move_to_batches(run: Run, progress: Progress, values: dict[str, Any]) -> li
 
 
 def weights_of(module: nn.Module) -> Tensors:
-    """Return the module's full state dict. Sharded tensors are gathered, so all ranks must call this together."""
-    return {name: whole(tensor) for name, tensor in unwrap(module).state_dict().items()}
+    """Return the module's state dict; sharded tensors stay sharded."""
+    return dict(unwrap(module).state_dict())
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
@@ -160,8 +165,8 @@ def optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
     named = {f"{index}.{key}": value for index, keys in state["state"].items() for key, value in keys.items()}
     for number, group in enumerate(state["param_groups"]):
         named |= {f"group.{number}.{key}": group[key] for key in _moving(optimizer, group)}
-    # Sorted, because all ranks gather together and the order of a restored state may differ between them.
-    tensors = {name: whole(value) for name, value in sorted(named.items()) if isinstance(value, Tensor)}
+    # Sorted, because the order of a restored state may differ between ranks.
+    tensors = {name: value for name, value in sorted(named.items()) if isinstance(value, Tensor)}
     plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
     return tensors, {"kind": type(optimizer).__name__, "plain": plain}
 

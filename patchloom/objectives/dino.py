@@ -25,6 +25,7 @@ from patchloom.data.batches.views import ViewBatch
 from patchloom.data.images.image_batch import normalize
 from patchloom.layers.init import truncated_normal_
 from patchloom.models.network import Network
+from patchloom.models.sharding import follow_
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import DinoPart
@@ -289,9 +290,7 @@ class Dino(nn.Module, Objective):
     def after_update(self, model: nn.Module, step: int) -> None:
         """Update the teacher from the student's parameters and the center from this update's teacher logits."""
         keep = momentum_at(self.options, step, self.total_steps)
-        mine: list[Tensor] = [*self.teacher.parameters(), *self.teacher_head.parameters()]
-        theirs: list[Tensor] = [*model.parameters(), *self.head.parameters()]
-        torch._foreach_lerp_(mine, theirs, 1 - keep)
+        follow_([self.teacher, self.teacher_head], [model, self.head], 1 - keep)
         total = torch.stack([rows for rows, _ in self._teacher_sums]).sum(dim=0)
         mean = mean_over_processes(total, sum(count for _, count in self._teacher_sums), self.add_up)
         self.centre.lerp_(mean, 1 - self.options.centre_momentum)

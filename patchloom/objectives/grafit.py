@@ -23,6 +23,7 @@ from patchloom.data.batches.views import ViewBatch
 from patchloom.data.images.image_batch import normalize
 from patchloom.layers.projector import Projector
 from patchloom.models.network import Network
+from patchloom.models.sharding import follow_
 from patchloom.objectives.classification import at_least_float32, cross_entropy
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes import methods
@@ -159,9 +160,7 @@ class TargetNetwork(nn.Module):
     @torch.no_grad()
     def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
         """Move the weights towards the trained ones by a factor of 1 − `decay`."""
-        mine: list[Tensor] = [*self.trunk.parameters(), *self.projector.parameters()]
-        theirs: list[Tensor] = [*trunk.parameters(), *projector.parameters()]
-        torch._foreach_lerp_(mine, theirs, 1 - decay)
+        follow_([self], [trunk, projector], 1 - decay)
 
 
 def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> float:

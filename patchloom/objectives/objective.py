@@ -29,6 +29,12 @@ class Objective:
         return ()
 
     @property
+    def shardable(self) -> Sequence[nn.Module]:
+        """Return the modules of the objective that are sharded if the model is: its heads and followers."""
+        children = self.children() if isinstance(self, nn.Module) else ()
+        return [child for child in children if any(True for _ in child.parameters())]
+
+    @property
     def equal_on_all_ranks(self) -> Sequence[str]:
         """Return the names of buffers that stay equal on all ranks without synchronization."""
         return ()

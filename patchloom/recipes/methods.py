@@ -40,7 +40,6 @@ class Method:
     head: Literal["classes", "clusters", "places", "none"] = "none"  # what the network classifies; places: dense
     projector: Literal["fc", "mlp", "none"] = "none"  # of the network: search uses its output
     teacher: Literal["none", "classes", "features"] = "none"  # what a teacher gives, if the method has one
-    copies: bool = False  # runs or keeps a whole network, so the weights cannot be sharded over processes
     counts: str = "images"  # unit of optim.batch_size
     options: Mapping[str, Any] = field(default_factory=dict)  # of the objective: which losses are summed
 
@@ -61,7 +60,6 @@ def _grafit(labels: str, instance: str, projector: str) -> Method:
         head="classes" if labels == "cross_entropy" else "none",
         # A projector that only instances train belongs to the objective.
         projector=projector if labels == "knn" else "none",  # type: ignore[arg-type]
-        copies=True,
         options={"labels": labels, "instance": instance, "projector": projector},
     )
 
@@ -113,7 +111,6 @@ METHODS: dict[str, Method] = {
         reads={**_IMAGES, "objective": ("method", "teacher", "position_weight")},
         learns_from="images",
         teacher="features",
-        copies=True,
     ),
     "dino": Method(
         task="embedding",
@@ -121,7 +118,6 @@ METHODS: dict[str, Method] = {
         reads={**_VIEWS, "dino": EVERYTHING},
         learns_from="images",
         views=True,
-        copies=True,
     ),
     "grafit": _grafit("knn", "cosine", "mlp"),
     "grafit_fc": _grafit("knn", "cosine", "fc"),

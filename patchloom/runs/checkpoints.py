@@ -1,6 +1,7 @@
 """`checkpoints/`: the state for an exact resume, and the saver that the engine uses.
 
-A checkpoint is written into a hidden folder, synced and renamed. Its manifest, with the SHA-256 of every file, is
+A checkpoint is written into a hidden folder, synced and renamed; sharded tensors by all processes, each its parts, and
+any number of processes can read them. Its manifest, with the SHA-256 of every file, is
 written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is pickled.
 """
 
@@ -27,8 +28,11 @@ from patchloom.disk import (
     temporary_path,
     write_new,
 )
+from patchloom.engine.distribution import Processes
 from patchloom.engine.state import Progress, Snapshot
+from patchloom.models.from_config import is_sharded
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_whole, refuse_format, refuse_shape
+from patchloom.runs.sharded import join_shards, save_gathered_weights, shards_of, write_shards
 from patchloom.runs.weights import MOST_WEIGHTS, WEIGHTS, packed, refuse_bad, save_weights, unpacked
 from patchloom_runtime.errors import CheckpointError
 
@@ -73,11 +77,14 @@ class CheckpointFolder:
         self.path = path
         self._lock: Lock | None = None
 
-    def save(self, snapshot: Snapshot) -> None:
-        save_checkpoint(self.path, snapshot)
+    def save(self, snapshot: Snapshot, processes: Processes) -> None:
+        save_checkpoint(self.path, snapshot, processes)
 
-    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-        save_weights(self.path, weights, about)
+    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any], processes: Processes) -> None:
+        if any(map(is_sharded, weights.values())):
+            save_gathered_weights(self.path, weights, about, processes)
+        else:
+            save_weights(self.path, weights, about)
         self._hold_weights()
 
     def guard(self, lock: Lock, write_files: Callable[[], None]) -> None:
@@ -112,24 +119,57 @@ class CheckpointFolder:
             self._lock.open_file = (self.path / WEIGHTS).open("rb", buffering=0)
 
 
-def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a checkpoint, then remove all but the newest two. Returns its folder."""
-    for part, tensors in snapshot.tensors.items():
-        refuse_bad(tensors, f"{part} at step {snapshot.step}")
+def save_checkpoint(folder: Path, snapshot: Snapshot, processes: Processes | None = None) -> Path:
+    """Write a checkpoint, then remove all but the newest two. Returns its folder.
+
+    If tensors are sharded, all processes call this together and each writes its own parts. Nothing counts before the
+    manifest is there and the folder is renamed, so a process that dies leaves the previous checkpoint.
+    """
+    shards = shards_of(snapshot.tensors)
+    if not shards or processes is None:
+        return _finish(folder, snapshot, _begin(folder), {})
+    temporary = processes.on_main(lambda: _begin(folder))
+    try:
+        with disk_errors(folder / "checkpoints"):
+            digests = write_shards(temporary, shards, processes)
+    except BaseException:
+        if processes.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shapes = {name: list(tensor.shape) for name, tensor in shards.items()}
+    tensors = {
+        part: {name: tensor for name, tensor in named.items() if f"{part}/{name}" not in shards}
+        for part, named in snapshot.tensors.items()
+    }
+    rest = {part: named for part, named in tensors.items() if named}
+    whole = Snapshot(rest, snapshot.values | {"shards": len(digests), "sharded": shapes})
+    return processes.on_main(lambda: _finish(folder, whole, temporary, digests))
+
+
+def _begin(folder: Path) -> Path:
+    """Return a new temporary folder for a checkpoint."""
     parent = folder / "checkpoints"
     with disk_errors(parent):
         make_folder(parent)
         _remove_unfinished(parent)
-        target = _free_name(parent, snapshot.step)
-        temporary = temporary_path(target)
+        temporary = temporary_path(parent / "step-new")
+        temporary.mkdir()
+    return temporary
+
+
+def _finish(folder: Path, snapshot: Snapshot, temporary: Path, digests: dict[str, str]) -> Path:
+    """Write the tensors that are not sharded, the values and the manifest, and rename the folder."""
+    parent = folder / "checkpoints"
+    with disk_errors(parent):
         try:
-            temporary.mkdir()
-            digests = {}
+            for part, tensors in snapshot.tensors.items():
+                refuse_bad(tensors, f"{part} at step {snapshot.step}")
             for part, tensors in snapshot.tensors.items():
                 digests[f"{part}.safetensors"] = write_new(temporary / f"{part}.safetensors", packed(tensors))
             digests["state.json"] = write_new(temporary / "state.json", json_bytes(snapshot.values))
             write_new(temporary / "manifest.json", _manifest(digests))
             sync_folder(temporary)
+            target = _free_name(parent, snapshot.step)
             os.rename(temporary, target)
             _rename_old(folder, target)
             sync_folder(parent)
@@ -167,6 +207,9 @@ def load_checkpoint(path: Path) -> Snapshot:
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no state.json.")
     values = parsed(contents.pop("state.json"), path / "state.json", dict)
     tensors = {name.removesuffix(".safetensors"): unpacked(data, path / name) for name, data in contents.items()}
+    if "sharded" in values:
+        refuse_shape(values, {"shards": int, "sharded": dict[str, list[int]]}, path / "state.json")
+        join_shards(tensors, values["sharded"], min(values["shards"], len(digests)), path)
     for part, named in tensors.items():
         refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
     return Snapshot(tensors, values)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.ema import Ema
 from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer, own_optimizer
 from patchloom.engine.run import Run
 from patchloom.layers.low_rank import add_low_rank_
@@ -14,7 +15,6 @@ from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Objective
-from patchloom.recipes.methods import method_of
 from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import micro_batch_note, micro_batches
@@ -44,6 +44,8 @@ def make_run(
     from its first step, False for one that is resumed or only measured.
     """
     task, recipe, settings = plan.task.training, plan.recipe, plan.settings
+    if settings.shard:
+        _check_sharding(plan, processes)
     torch.manual_seed(recipe.seed)
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -53,14 +55,15 @@ def make_run(
         task.begin(plan, network, processes, say)
     if recipe.model.trainable == "lora":
         add_low_rank_(network, recipe.model.lora_rank)
-    if settings.shard:
-        _shard(plan, network, processes)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, but different drop paths
     freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
     loader, note = task.loader(plan, processes, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     compiles = _compiles(plan, schedule, processes)
     objective = task.objective(plan, network, loader, processes, compiles)
+    average = task.average(plan, network, loader)
+    if settings.shard:
+        processes.shard(network, *([average.model] if isinstance(average, Ema) else []), *objective.shardable)
     learned = [objective] if isinstance(objective, nn.Module) else []
     if settings.optimizer is not None:
         optimizer = own_optimizer(settings.optimizer, network, recipe.optim, *learned)
@@ -75,7 +78,7 @@ def make_run(
         loader=loader,
         processes=processes,
         saver=CheckpointFolder(plan.folder),
-        average=task.average(plan, network, loader),
+        average=average,
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
         eval_mode=recipe.model.eval_mode,
@@ -111,15 +114,11 @@ def _below_head(network: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in network.parameters() if parameter not in head]
 
 
-def _shard(plan: Plan, network: nn.Module, processes: Processes) -> None:
+def _check_sharding(plan: Plan, processes: Processes) -> None:
     if processes.world == 1:
         raise UsageError("--shard splits weights over several processes; start them with torchrun or srun")
-    method = plan.recipe.objective.method
     if plan.recipe.model.trainable == "lora":
         raise UsageError("--shard cannot be used with model.trainable lora; leave one of them out")
-    if method_of(method).copies:
-        raise UsageError(f"--shard cannot be used with {method}: it keeps a whole copy of the network")
-    processes.shard(network)
 
 
 def _compiles(plan: Plan, schedule: Schedule, processes: Processes) -> bool:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,19 +73,42 @@ def test_a_bad_loss_on_one_rank_stops_all_of_them(tmp_path: Path) -> None:
         assert re.search(r"\bnan\b.*\b7\b", output)
 
 
-@pytest.mark.slow
+def assert_close(tensors: dict[str, torch.Tensor], expected: torch.nn.Module | None) -> None:
+    assert expected is not None
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(tensors[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_weights_split_over_ranks_learn_as_whole_ones_and_resume(tmp_path: Path) -> None:
-    whole = make_run(tmp_path / "whole", model=network(drop_path=0.0), accumulate=2)
+    whole = make_run(tmp_path / "whole", model=network(drop_path=0.0), accumulate=2, ema_decay=0.9)
     train(whole)
     folder = tmp_path / "split"
-    assert [code for code, _ in run_two("sharded", folder)] == [143, 143]
+    for code, output in run_two("sharded, stopped", folder):
+        assert code == 143, output
     for code, output in run_two("sharded, to the end", folder):
         assert code == 0, output
     result = find_checkpoint(folder)
     assert result is not None
-    for name, value in whole.model.state_dict().items():
-        torch.testing.assert_close(result.snapshot.tensors["weights"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert_close(result.snapshot.tensors["weights"], whole.model)
+    assert_close(result.snapshot.tensors["ema"], whole.averaged)
     assert result.snapshot.values["progress"]["best_step"] > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields"),
+    [
+        ("sharded lamb, clipped", {"optim": "lamb", "clip_norm": 0.5}),
+        ("sharded, each tensor clipped", {"clip_each": 0.1, "clip_norm": 0.5}),
+    ],
+)
+def test_norms_of_split_weights_are_those_of_whole_ones(tmp_path: Path, mode: str, fields: dict[str, Any]) -> None:
+    whole = make_run(tmp_path / "whole", model=network(drop_path=0.0), accumulate=2, ema_decay=0.9, **fields)
+    train(whole)
+    for code, output in run_two(mode, tmp_path / "split"):
+        assert code == 0, output
+    result = find_checkpoint(tmp_path / "split")
+    assert result is not None
+    assert_close(result.snapshot.tensors["weights"], whole.model)
 
 
 def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.distribution import Processes
+from patchloom.engine.ema import Ema
 from patchloom.engine.loop import train
-from patchloom.runs.checkpoints import find_checkpoint
+from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint
 from patchloom_runtime.errors import PatchloomError
 from tests.engine.toys import classify, make_run, network
 
@@ -23,7 +24,7 @@ def objective_of(mode: str, rank: int) -> Any:
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         values = classify(model, batch, epoch=epoch, step=step)
         if (epoch, step) == (1, 2):
-            if mode in ("one rank is told to stop", "sharded") and rank == 1:
+            if mode in ("one rank is told to stop", "sharded, stopped") and rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             if mode == "one rank has a bad loss" and rank == 1:
                 values["loss"] = values["loss"] + math.nan
@@ -41,8 +42,10 @@ def work(mode: str, folder: Path) -> int:
     try:
         processes = Processes("fp32", device="cpu")
         model = network(drop_path=0.0)
-        if mode.startswith("sharded"):
-            processes.shard(model)
+        average = Ema(model, 0.9)
+        sharded = mode.startswith("sharded")
+        if sharded:
+            processes.shard(model, average.model)
         checkpoint = find_checkpoint(folder)
         train(
             make_run(
@@ -52,7 +55,11 @@ def work(mode: str, folder: Path) -> int:
                 objective=objective_of(mode, processes.rank),
                 epochs=100_000 if mode == "long" else 3,
                 accumulate=2,
-                ema_decay=None if mode.startswith("sharded") else 0.9,
+                average=average,
+                saver=CheckpointFolder(folder) if sharded or processes.is_main else None,
+                optim="lamb" if "lamb" in mode else "adamw",
+                clip_norm=0.5 if "clipped" in mode else None,
+                clip_each=0.1 if "each" in mode else None,
             ),
             checkpoint and checkpoint.snapshot,
         )

@@ -65,7 +65,9 @@ def train(data: Path, out: Path, batch: int, world: int, stop_at: int | None, *o
 
 
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["decoded", "workers"])
-def test_four_processes_are_continued_by_three_two_and_one(data: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_four_processes_are_continued_by_three_two_and_one(
+    data: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     out = tmp_path / "run"
     used = train(data, out, 8, 4, 1, *options)
     assert len(used) == 16

@@ -220,9 +220,7 @@ class SamplingPlan:
         start = step * self.batch_size + offset
         size = min(self.batch_size, self.views_per_epoch - start)
         positions = start + rank_positions(size, self.rank, self.world)
-        return StepSamples(
-            self.images_at(epoch, positions), mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions)
-        )
+        return StepSamples(self.images_at(epoch, positions), mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions))
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from patchloom.disk import atomic_write
-from patchloom.engine.distribution import unwrap
+from patchloom.engine.distribution import unwrap, whole
 from patchloom.engine.state import weights_of
 from patchloom.models.network import Network
 from patchloom.models.registry import family_of
@@ -51,7 +51,7 @@ class EpochPictures:
         """Write the picture if one is due."""
         if epoch % self._every and epoch != self._last:
             return
-        weights = weights_of(model)
+        weights = {name: whole(tensor) for name, tensor in weights_of(model).items()}
         network = unwrap(model)
         if not self._is_main or not isinstance(network, Network):
             return

@@ -41,7 +41,7 @@ from patchloom.tasks.translation.run_files import (
     write_val,
 )
 from patchloom.tasks.translation.translator import Translator
-from patchloom.tasks.translation.vocabulary import made_by_main, vocabulary_of_run
+from patchloom.tasks.translation.vocabulary import vocabulary_of_run
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.text.vocabulary import Vocabulary
 
@@ -101,8 +101,8 @@ class TranslationTraining(Training[TextPlan]):
     def prepare(self, plan: TextPlan, processes: Processes) -> TextPlan:
         """Encode the text with the vocabulary of the run; every process reads the text."""
         text, part, settings = plan.text, plan.recipe.text, plan.settings
-        vocabulary = made_by_main(
-            processes, lambda: vocabulary_of_run(plan.folder, settings.init, text.train, part.vocabulary)
+        vocabulary = processes.on_main(
+            lambda: vocabulary_of_run(plan.folder, settings.init, text.train, part.vocabulary)
         )
         train = encode_pairs(text.train, vocabulary, max_length=part.max_length, max_ratio=part.max_ratio)
         val = encode_pairs(text.val, vocabulary, max_length=part.max_length, max_ratio=None)

@@ -1,15 +1,13 @@
 """The vocabulary of a translation run. It is learned once, from the training sentences, and then kept in its folder."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from patchloom.data.text.encoded import learn_vocabulary
 from patchloom.data.text.pairs import Pairs
-from patchloom.engine.distribution import Processes
 from patchloom.runs.config import read_config
 from patchloom.tasks.translation.run_files import VOCABULARY, read_translation_files, read_vocabulary
-from patchloom_runtime.errors import CheckpointError, PatchloomError
+from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.text.vocabulary import Vocabulary
 
 
@@ -27,18 +25,3 @@ def vocabulary_of_run(folder: Path, init: str | None, train: Pairs, size: int) -
             "or pass a new folder with --out."
         )
     return learned
-
-
-def made_by_main(processes: Processes, make: Callable[[], Vocabulary]) -> Vocabulary:
-    """Call `make` on rank 0 and share the result; if it fails, all ranks raise the same error."""
-    result: Vocabulary | PatchloomError | None = None
-    if processes.is_main:
-        try:
-            result = make()
-        except PatchloomError as error:
-            result = error
-    result = processes.from_main(result)
-    if isinstance(result, PatchloomError):
-        raise result
-    assert result is not None
-    return result
