@@ -1,4 +1,4 @@
-"""deploy/slurm.sh under a Slurm of this machine alone: signaled, requeued, finished with the weights of one go."""
+"""deploy/slurm.sh, the job of docs/gpus.md, on a Slurm of this machine: requeued, with the weights of one go."""
 
 import os
 import re
