@@ -68,6 +68,7 @@ test-gpu: $(READY)
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 patchloom runtime # text files name their encoding
 	$(BIN)/mypy
 
 check: lint test

@@ -6,9 +6,9 @@ that the next writer removes what killed writers left, but nothing that a runnin
 """
 
 import errno
-import fcntl
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -21,9 +21,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
+from patchloom.machine import process_exists
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
+from patchloom_runtime.untrusted import open_no_link
 
 # System, process, its start time, random digits; earlier versions had only the last.
 _LEFTOVER = re.compile(r"\..+?\.(?:([0-9a-f]{8})-([0-9]{1,9})-([0-9]{1,19})\.)?[0-9a-f]{16}\.tmp", re.DOTALL)
@@ -33,7 +34,10 @@ _UNNAMED_AFTER_S, _ELSEWHERE_AFTER_S = 600.0, 86_400.0
 _ROOM_BYTES = 1 << 20  # a disk with less space counts as full
 _swept: set[str] = set()  # folders in which this process has removed leftovers
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
-_EXCLUSIVE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = getattr(os, "O_DIRECTORY", None)  # None on Windows, which opens no folders
+_ATTEMPTS, _PAUSE_S = 20, 0.1  # to rename a file that another program has open, on Windows
+_IN_USE = (5, 32)  # Windows' error numbers for that
+_HOLDER_AT = 1  # Windows lets no other process read the first byte of a lock file while it is locked
 
 
 @contextmanager
@@ -59,8 +63,10 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path} cannot be written: the disk failed ({error.strerror}). What was saved before is intact: "
                 "check the disk, or choose another folder."
             ) from error
+        in_use = getattr(error, "winerror", None) in _IN_USE
+        advice = "Close the program that has it open, or choose" if in_use else "Choose"
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
+            f"{path} cannot be written: {error.strerror}. {advice} a folder that you can write to."
         ) from error
     except Exception as error:
         # torch, onnxruntime and faiss write files themselves and raise errors of their own.
@@ -72,8 +78,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def _is_full(path: Path) -> bool:
     """Return whether the file system of `path` has no room for a small file."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
-    space = os.statvfs(existing)
-    return space.f_bavail * space.f_frsize < _ROOM_BYTES
+    return shutil.disk_usage(existing).free < _ROOM_BYTES
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -90,12 +95,30 @@ def atomic_file(path: Path) -> Iterator[Path]:
         make_folder(path.parent)
         try:
             yield temporary
-            os.replace(temporary, path)
+            rename(temporary, path)
             sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder to `target`, which may be a file or an empty folder.
+
+    Windows replaces no folder, and no file that a program such as a virus scanner has open: this waits up to two
+    seconds for it.
+    """
+    if sys.platform == "win32" and source.is_dir() and target.is_dir():
+        target.rmdir()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if sys.platform != "win32" or attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def temporary_path(path: Path) -> Path:
@@ -128,9 +151,9 @@ def process_is_running(process: str | int) -> bool | None:
 @cache
 def _system() -> str:
     """Return an id of this system since its start, and of its process namespace. Others may share the file system."""
-    parts = [os.uname().nodename]
+    parts = [platform.node()]
     with suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text("ascii"), os.readlink("/proc/self/ns/pid")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
@@ -144,18 +167,12 @@ def _start_time(process: int) -> int | None:
 
 
 def _is_running(process: int, started: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return _start_time(process) in (started, None)
+    return process_exists(process) and _start_time(process) in (started, None)
 
 
 def open_new(path: Path) -> FileIO:
     """Create a file for writing. Raises OSError if anything is at `path` already, even a broken link."""
-    return os.fdopen(os.open(path, os.O_WRONLY | _EXCLUSIVE, 0o666), "wb", buffering=0)
+    return os.fdopen(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0)
 
 
 def write_new(path: Path, data: bytes) -> str:
@@ -181,13 +198,20 @@ def sync_tree(folder: Path) -> None:
     """Sync everything below a folder, before the folder is renamed to its final path."""
     for path, _, names in os.walk(folder):
         for name in names:
-            with open(Path(path, name), "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(Path(path, name))
         sync_folder(Path(path))
 
 
+def sync_file(path: Path) -> None:
+    """Wait until the contents of a file are on disk."""
+    with open(path, "r+b" if sys.platform == "win32" else "rb") as file:  # Windows syncs no file that is read only
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder."""
+    """Sync the names in a folder. Windows does so itself."""
+    if _FOLDER is None:
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -218,14 +242,37 @@ def remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
-def open_lock(path: Path) -> TextIO:
+def open_lock(path: Path) -> FileIO:
     """Open or create a lock file. Raises OSError if it is a link or not a regular file."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a file", str(path))
-    return os.fdopen(descriptor, "r+", errors="replace")
+    return os.fdopen(descriptor, "r+b", buffering=0)
+
+
+def hold_lock(file: FileIO, *, wait: bool) -> bool:
+    """Lock an open file until it is closed or this process ends, and write the number of this process into it.
+
+    Returns False if another process holds the lock, unless `wait` is set.
+    """
+    from filelock import lock_descriptor  # its import takes as long as that of all of this package's `--help`
+
+    if not lock_descriptor(file.fileno(), blocking=wait):
+        return False
+    file.truncate(0)
+    file.seek(0)
+    file.write(f"{os.getpid():>{_HOLDER_AT + 10}}".encode())
+    return True
+
+
+def lock_holder(file: FileIO) -> str:
+    """Return the number of the process that holds a lock file, or had it last; "?" if it is not known."""
+    try:
+        file.seek(_HOLDER_AT)
+        return file.read(32).decode("ascii", "replace").strip() or "?"
+    except OSError:
+        return "?"
 
 
 @contextmanager
@@ -233,15 +280,9 @@ def one_at_a_time(path: Path, does: str) -> Iterator[None]:
     """Hold the lock at `path`. While waiting, print on stderr which process holds it and what it `does`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for process {file.read(32).strip() or '?'}, which {does}", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        if not hold_lock(file, wait=False):
+            print(f"waiting for process {lock_holder(file)}, which {does}", file=sys.stderr, flush=True)
+            hold_lock(file, wait=True)
         yield
 
 
@@ -267,42 +308,35 @@ class Lock:
         with disk_errors(self.folder):
             make_folder(self.folder)
             try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+                file = open_lock(path)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENXIO):
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EINVAL):
                     raise UsageError(
                         f"{path} is a link or not a file; patchloom did not create it. Remove it."
                     ) from error
                 raise
-        # A worker process would hold the lock for seconds after the run was killed.
-        os.register_at_fork(after_in_child=file.close)
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise UsageError(f"{path} is not a file; patchloom did not create it. Remove it.")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = file.read(32).decode("ascii", "replace").strip() or "?"
-            file.close()
-            raise UsageError(
-                f"{self.folder} is in use by process {holder}. Wait for it, stop it, or use another folder."
-            ) from error
-        try:
-            with disk_errors(self.folder):
-                os.truncate(file.fileno(), 0)
-                os.write(file.fileno(), str(os.getpid()).encode())
+            if hasattr(os, "register_at_fork"):
+                # A worker process would hold the lock for seconds after the run was killed.
+                os.register_at_fork(after_in_child=file.close)
+            try:
+                if not hold_lock(file, wait=False):
+                    raise UsageError(
+                        f"{self.folder} is in use by process {lock_holder(file)}. Wait for it, stop it, or use another "
+                        "folder."
+                    )
                 # Held open, so that its inode number, by which it is recognized, is not reused.
-                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                descriptor = -1 if _FOLDER is None else os.open(self.folder, os.O_RDONLY | _FOLDER)
                 remove_leftovers(self.folder)
-        except BaseException:
-            file.close()
-            raise
+            except BaseException:
+                file.close()
+                raise
         self._let_go()
         self._file, self._folder_descriptor = file, descriptor
 
     def is_gone(self) -> bool:
         """Return whether the folder was removed or renamed since the lock was taken."""
+        if _FOLDER is None:
+            return False  # Windows refuses both while the lock file is open
         try:
             return not os.path.samestat(os.stat(self.folder), os.fstat(self._folder_descriptor))
         except OSError:
@@ -317,7 +351,8 @@ class Lock:
     def _let_go(self) -> None:
         if self._file:
             self._file.close()
-            os.close(self._folder_descriptor)
+            if self._folder_descriptor >= 0:
+                os.close(self._folder_descriptor)
             self._file, self._folder_descriptor = None, -1
 
 

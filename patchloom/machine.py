@@ -1,18 +1,30 @@
 """What the machine, or the container on it, offers to this process."""
 
+import ctypes
 import math
 import os
-import resource
+import signal
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural
+from patchloom_runtime.untrusted import installed_bytes
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import torch
 
+# Signals that ask a process to stop, and the one that ends it at once. Windows lacks SIGHUP and SIGKILL.
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+END_AT_ONCE: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -65,7 +77,7 @@ def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
     roots = [cgroups, cgroups / "cpu", cgroups / "cpu,cpuacct"]
     yield from roots
     try:
-        lines = own.read_text().splitlines()
+        lines = own.read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return
     for line in lines:  # 0::/path in version 2, 4:cpu,cpuacct:/path in version 1
@@ -94,6 +106,44 @@ def _limit_v1(group: Path) -> float | None:
         return None
 
 
+# Processes and files --------------------------------------------------------------------------------------------------
+
+_SYNCHRONIZE, _WAIT_TIMEOUT, _ACCESS_DENIED = 0x100000, 0x102, 5  # of Windows
+
+
+def process_exists(process: int) -> bool:
+    """Return whether there is a process of this number, which may be another user's or a zombie."""
+    if sys.platform != "win32":
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's
+            pass
+        return True
+    kernel = ctypes.windll.kernel32  # os.kill would end the process
+    handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
+    if not handle:
+        return bool(kernel.GetLastError() == _ACCESS_DENIED)
+    try:
+        return bool(kernel.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT)
+    finally:
+        kernel.CloseHandle(handle)
+
+
+def allow_open_files(wanted: int) -> int:
+    """Return how many files this process may open: `wanted`, or fewer if the system does not allow so many."""
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)
+
+
 # Available memory -----------------------------------------------------------------------------------------------------
 
 
@@ -112,9 +162,9 @@ def _of_machine(proc: Path) -> int | None:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pass
-    try:  # not Linux: the installed memory
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
+    try:  # not Linux
+        return installed_bytes()
+    except (OSError, ValueError):
         return None
 
 
@@ -159,6 +209,8 @@ def _left_in(folder: Path, version: int) -> int | None:
 
 
 def _of_address_space(proc: Path) -> int | None:
+    if resource is None:
+        return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return None

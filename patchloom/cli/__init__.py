@@ -14,7 +14,7 @@ import typer
 
 from patchloom.cli import output
 from patchloom.cli.old_spellings import modernize, verb_of
-from patchloom.cli.streams import StopRequested, WriteFailures, exit_on_signals, watched_streams
+from patchloom.cli.streams import PIPE_CLOSED, StopRequested, WriteFailures, exit_on_signals, watched_streams
 from patchloom.cli.verb import Verb, Verbs, listed, print_help, verb
 from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError, shortened
 from patchloom_runtime.printable import printable
@@ -102,7 +102,7 @@ def main() -> None:
         if code > STOPPED:
             # A second Ctrl-C while Python exits would print a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if stdout.first and not stdout.closed_by and code != OUTPUT_LOST:
+    if stdout.first and not stdout.closed and code != OUTPUT_LOST:
         code = _output_lost(stdout.first)
     sys.exit(code)
 
@@ -123,7 +123,7 @@ def _run(stdout: WriteFailures) -> int:
         _print_traceback()
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
-        return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
+        return PIPE_CLOSED  # as any command in a pipe whose reader left
     except ImportError as error:
         if not any(words in str(error) for words in _NO_MEMORY):
             raise
@@ -141,7 +141,7 @@ def _run(stdout: WriteFailures) -> int:
     except (Exception, SystemExit) as error:
         if stdout.first:
             # typer itself exits with 1 when the pipe was closed.
-            return 128 + stdout.closed_by if stdout.closed_by else _output_lost(stdout.first)
+            return stdout.closed or _output_lost(stdout.first)
         # typer's own usage errors: an unknown option, a missing argument
         if not hasattr(error, "format_message"):
             raise

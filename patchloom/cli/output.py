@@ -64,7 +64,7 @@ def only_results(*, as_json: bool) -> Iterator[None]:
         _verbosity.stdout = sys.stdout
         stack.callback(setattr, _verbosity, "stdout", None)
         if _verbosity.quiet:
-            nowhere = stack.enter_context(open(os.devnull, "w"))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         else:

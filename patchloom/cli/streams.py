@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from patchloom.machine import STOP_SIGNALS
+
+PIPE_CLOSED, TERMINAL_CLOSED = 128 + 13, 128 + 1  # exit codes of SIGPIPE and SIGHUP, which Windows lacks
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -46,7 +48,7 @@ def exit_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, leave)
@@ -65,12 +67,12 @@ class WriteFailures:
         self._terminal = terminal
 
     @property
-    def closed_by(self) -> signal.Signals | None:
-        """The signal that stands for a closed pipe or terminal, which is not a failure; None for a real failure."""
-        if isinstance(self.first, BrokenPipeError):
-            return signal.SIGPIPE
-        closed = self._terminal and self.first is not None and self.first.errno == errno.EIO
-        return signal.SIGHUP if closed else None
+    def closed(self) -> int | None:
+        """The exit code for a closed pipe or terminal, which is not a failure; None for a real failure."""
+        number = self.first.errno if self.first else None
+        if number == errno.EPIPE or (sys.platform == "win32" and number == errno.EINVAL):
+            return PIPE_CLOSED
+        return TERMINAL_CLOSED if self._terminal and number == errno.EIO else None
 
 
 class Stream:

@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 import select
-import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
 import typer
 
 from patchloom.cli.options import Device, Json
+from patchloom.cli.streams import PIPE_CLOSED
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import DataError, UsageError
 
@@ -86,13 +86,18 @@ def translate(options: TranslateOptions) -> None:
             json_list.close()
 
 
+def _has_more(stream: BinaryIO) -> bool:
+    """Return whether reading would not wait; False on Windows, where that is known of sockets alone."""
+    return sys.platform != "win32" and bool(select.select([stream.fileno()], [], [], 0)[0])
+
+
 @contextmanager
 def _exit_on_closed_pipe() -> Iterator[None]:
     """Exit as any command does whose pipe was closed (click would exit with 1)."""
     try:
         yield
     except BrokenPipeError:
-        raise typer.Exit(128 + signal.SIGPIPE) from None
+        raise typer.Exit(PIPE_CLOSED) from None
 
 
 def _as_json(number: int, source: str, best: "list[LineTranslation]") -> dict[str, Any]:
@@ -163,7 +168,7 @@ def _arriving_lines(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
         if others:
             lines += [b"".join(begun), *others[:-1]]
             begun = [others[-1]]
-        if len(lines) < most and select.select([stream.fileno()], [], [], 0)[0]:
+        if len(lines) < most and _has_more(stream):
             continue
         while lines:
             yield [line.rstrip(b"\r") for line in lines[:most]]

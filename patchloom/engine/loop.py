@@ -246,7 +246,7 @@ class _Loop:
         """Return this rank's requests."""
         run = self.run
         return RankRequests(
-            terminate=caught.number in (signal.SIGTERM, signal.SIGHUP),
+            terminate=caught.number not in (0, signal.SIGINT),
             interrupt=caught.number == signal.SIGINT,
             time_up=run.time_limit_s is not None and self.meter.elapsed_s >= run.time_limit_s,
             save=run.saver is not None

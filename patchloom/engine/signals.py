@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from patchloom.machine import STOP_SIGNALS
 from patchloom_runtime.errors import PatchloomError
-
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(PatchloomError):  # noqa: N818 - not an error
@@ -65,8 +64,8 @@ def caught_signals() -> Iterator[CaughtSignal]:
         # Python delivers signals to the main thread only.
         yield caught
         return
-    before = {number: signal.getsignal(number) for number in CAUGHT}
-    if before[signal.SIGHUP] == signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    if hasattr(signal, "SIGHUP") and before[signal.SIGHUP] == signal.SIG_IGN:
         del before[signal.SIGHUP]  # nohup: the run survives its terminal
     try:
         for number in before:

@@ -24,6 +24,7 @@ from patchloom.disk import (
     disk_errors,
     make_folder,
     plain_name,
+    rename,
     sync_folder,
     temporary_path,
     write_new,
@@ -81,11 +82,14 @@ class CheckpointFolder:
         save_checkpoint(self.path, snapshot, processes)
 
     def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any], processes: Processes) -> None:
-        if any(map(is_sharded, weights.values())):
-            save_gathered_weights(self.path, weights, about, processes)
-        else:
-            save_weights(self.path, weights, about)
-        self._hold_weights()
+        self._let_go_of_weights()  # Windows does not replace an open file
+        try:
+            if any(map(is_sharded, weights.values())):
+                save_gathered_weights(self.path, weights, about, processes)
+            else:
+                save_weights(self.path, weights, about)
+        finally:
+            self._hold_weights()
 
     def guard(self, lock: Lock, write_files: Callable[[], None]) -> None:
         """Prepare `restore`, which writes the folder again if somebody removes or renames it."""
@@ -101,7 +105,8 @@ class CheckpointFolder:
         path = self.path / WEIGHTS
         weights = self._lock.open_file
         if weights and not path.exists():
-            atomic_write(path, os.pread(weights.fileno(), os.fstat(weights.fileno()).st_size, 0))
+            weights.seek(0)
+            atomic_write(path, weights.read())
             self._hold_weights()
         return (
             f"warning: {self.path} was removed or renamed while this run was writing to it. The run continues and "
@@ -110,13 +115,15 @@ class CheckpointFolder:
 
     def _hold_weights(self) -> None:
         """Keep the weights file open, so that its contents survive the removal of its name."""
-        if self._lock is None:
-            return
-        if self._lock.open_file:
+        self._let_go_of_weights()
+        if self._lock:
+            with suppress(OSError):
+                self._lock.open_file = (self.path / WEIGHTS).open("rb", buffering=0)
+
+    def _let_go_of_weights(self) -> None:
+        if self._lock and self._lock.open_file:
             self._lock.open_file.close()
-        self._lock.open_file = None
-        with suppress(OSError):
-            self._lock.open_file = (self.path / WEIGHTS).open("rb", buffering=0)
+            self._lock.open_file = None
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot, processes: Processes | None = None) -> Path:
@@ -170,7 +177,7 @@ def _finish(folder: Path, snapshot: Snapshot, temporary: Path, digests: dict[str
             write_new(temporary / "manifest.json", _manifest(digests))
             sync_folder(temporary)
             target = _free_name(parent, snapshot.step)
-            os.rename(temporary, target)
+            rename(temporary, target)
             _rename_old(folder, target)
             sync_folder(parent)
         except BaseException:
@@ -186,7 +193,7 @@ def _rename_old(folder: Path, newest: Path) -> None:
     others = sorted((p for p in checkpoints_of(folder) if p != newest), key=_written_at, reverse=True)
     for old in others[KEPT - 1 :]:
         if old.is_dir() and not old.is_symlink():  # links are not ours
-            os.rename(old, temporary_path(old))
+            rename(old, temporary_path(old))
 
 
 def load_checkpoint(path: Path) -> Snapshot:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.disk import atomic_write, disk_errors, make_folder, sync_folder, sync_tree, temporary_path
+from patchloom.disk import atomic_write, disk_errors, make_folder, rename, sync_folder, sync_tree, temporary_path
 from patchloom.models.network import Network
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import OTHER_NAMES, Preprocessing, write_run_files
@@ -38,7 +38,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             temporary.mkdir()
             yield temporary
             sync_tree(temporary)
-            os.rename(temporary, out)
+            rename(temporary, out)
             sync_folder(out.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -19,7 +19,7 @@ from patchloom.engine.trackers import TRACKERS, Record, check_trackers
 from patchloom.runs.checkpoints import lines_written
 from patchloom.runs.status import StatusFile
 from patchloom_runtime.errors import CheckpointError
-from patchloom_runtime.untrusted import check_shape, open_plain, parse_json, read_plain
+from patchloom_runtime.untrusted import check_shape, open_no_link, open_plain, parse_json, read_plain
 
 METRICS = "metrics.jsonl"
 MOST_BYTES, MOST_OF_LINE = 1 << 28, 1 << 20  # a year of training writes less
@@ -76,8 +76,7 @@ class MetricsFile:
     def _open(self) -> None:
         with disk_errors(self.path):
             # Unbuffered, so that a line that did not fit on the disk is not written again when the file is closed.
-            flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.fdopen(os.open(self.path, flags), "r+b", buffering=0)
+            self._file = os.fdopen(open_no_link(self.path, os.O_RDWR | os.O_APPEND), "r+b", buffering=0)
 
     def _is_in_place(self) -> bool:
         try:
@@ -87,7 +86,8 @@ class MetricsFile:
 
     def _write_again(self) -> None:
         """Restore a file that was removed or renamed: its contents can be read as long as it is open."""
-        contents = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+        self._file.seek(0)
+        contents = self._file.read()
         self._file.close()
         atomic_write(self.path, contents)
         self._open()

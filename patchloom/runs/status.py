@@ -6,14 +6,13 @@ trains or resumes reads it.
 
 import json
 import math
-import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from patchloom.disk import open_new, temporary_path, this_process
+from patchloom.disk import open_new, rename, temporary_path, this_process
 from patchloom.engine.display import Status
 from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
@@ -54,7 +53,7 @@ class StatusFile:
             temporary = temporary_path(self._path)
             with open_new(temporary) as file:
                 file.write(json.dumps(content).encode())
-            os.replace(temporary, self._path)
+            rename(temporary, self._path)
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from patchloom.disk import process_is_running
+from patchloom.disk import lock_holder, process_is_running
 from patchloom.engine.display import duration
 from patchloom.engine.records import ENDED
 from patchloom.runs.checkpoints import newest_progress
 from patchloom.runs.metrics import METRICS, MetricsTail
 from patchloom.runs.status import read_status
-from patchloom_runtime.untrusted import read_plain
+from patchloom_runtime.untrusted import open_plain
 
 _ELSEWHERE_S = 60.0  # a run of another machine that wrote its status this recently is running
 _STARTING_S = 600.0  # an older lock may name a process that is something else by now
@@ -148,7 +148,8 @@ def _is_running(status: dict[str, Any]) -> bool:
 def _is_starting(folder: Path, status: dict[str, Any]) -> bool:
     """Return whether a process holds the folder that has not written its status yet."""
     with suppress(OSError, ValueError):
-        process = int(read_plain(folder / ".lock", 32))
+        with open_plain(folder / ".lock") as file:
+            process = int(lock_holder(file))
         own = str(status.get("process", "")).split("-")
         is_new = time.time() - os.stat(folder / ".lock").st_mtime < _STARTING_S
         return is_new and str(process) not in own[1:2] and process_is_running(process) is True

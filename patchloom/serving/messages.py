@@ -32,8 +32,8 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[dict[str, Any], li
 class Connection:
     """Blocking messages for a model process; several threads may write."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self._file = self._socket.makefile("rb")
         self._writing = threading.Lock()
 

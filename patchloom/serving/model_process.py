@@ -1,15 +1,17 @@
 """A model process: reads batches and writes results until the front process closes the connection.
 
-    python -m patchloom.serving.model_process DESCRIPTOR SETTINGS
+    python -m patchloom.serving.model_process SETTINGS [DESCRIPTOR]
 
-`processes.py` starts it. Images are decoded here too, so that a bad image affects its own request only. Signals to the
-process group are left to the front process: this process ends with it. With `roots` in its settings it holds no model
-and makes thumbnails of the files in these folders.
+`processes.py` starts it, with the descriptor of its socket; on Windows the socket comes through standard input. Images
+are decoded here too, so that a bad image affects its own request only. Signals to the process group are left to the
+front process: this process ends with it. With `roots` in its settings it holds no model and makes thumbnails of the
+files in these folders.
 """
 
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from patchloom.machine import STOP_SIGNALS
 from patchloom.plugins import load_plugin
 from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
 from patchloom.tasks.endpoints import IMAGES
@@ -40,12 +43,12 @@ class BatchRequest(NamedTuple):
     inputs: list[Any]
 
 
-def main(descriptor: int, settings: Mapping[str, Any]) -> None:
+def main(connected: socket.socket, settings: Mapping[str, Any]) -> None:
     """Load the model, send its description, then process batches."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # prints of libraries are not results of the command
-    connection = Connection(descriptor)
+    connection = Connection(connected)
     try:
         verbs, about = _load(settings)
     except PatchloomError as error:
@@ -153,4 +156,8 @@ def _error_result(error: Exception) -> tuple[int, bytes]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    if sys.platform == "win32":
+        own = socket.fromshare(sys.stdin.buffer.read())
+    else:
+        own = socket.socket(fileno=int(sys.argv[2]))
+    main(own, json.loads(sys.argv[1]))

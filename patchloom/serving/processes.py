@@ -45,8 +45,7 @@ class ModelProcess:
         self.missed_beats = 0  # since its last message, as `ModelProcesses` counts them
         own, other = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
-        command = [sys.executable, "-m", "patchloom.serving.model_process", str(other.fileno()), json.dumps(settings)]
-        self._process = subprocess.Popen(command, pass_fds=[other.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        self._process = _start(other, settings, environment)
         other.close()
         self._socket = own
         self._reader: asyncio.StreamReader
@@ -145,6 +144,19 @@ class ModelProcess:
         while (code := self._process.poll()) is None:
             await asyncio.sleep(0.01)
         return code
+
+
+def _start(connection: socket.socket, settings: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a model process that holds this end of a connection."""
+    command = [sys.executable, "-m", "patchloom.serving.model_process", json.dumps(settings)]
+    if sys.platform != "win32":
+        command.append(str(connection.fileno()))
+        return subprocess.Popen(command, pass_fds=[connection.fileno()], env=environment, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with process.stdin, suppress(OSError):  # its end is noticed by `ready`
+        process.stdin.write(connection.share(process.pid))  # Windows, where sockets are not inherited
+    return process
 
 
 class ModelProcesses:

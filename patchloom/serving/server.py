@@ -7,21 +7,21 @@ exits.
 
 import asyncio
 import os
-import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
+from patchloom.machine import END_AT_ONCE, STOP_SIGNALS, allow_open_files
 from patchloom.serving.app import App
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.limits import BACKLOG, CONNECTIONS, HEADER_BYTES, RESERVED_FILES, UNREAD_SECONDS, UPLOADS
 from patchloom.serving.processes import ModelProcesses
 from patchloom_runtime.errors import UsageError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAST_SECONDS = 10  # in addition to the deadline of a request, until a stopping server exits
 
 Say = Callable[[str], None]
@@ -56,7 +56,8 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":  # there, it would share a port that is in use
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
         bound.bind(address)
@@ -139,11 +140,11 @@ def _on_signals(stopping: asyncio.Event, app: App) -> Iterator[None]:
         if stopping.is_set():
             for pid in app.pids:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, END_AT_ONCE)
             os._exit(128 + number)
         loop.call_soon_threadsafe(stopping.set)
 
-    handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
     previous = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
@@ -169,18 +170,13 @@ def _connections(say: Say) -> int:
 
     Without a free file descriptor, Granian would retry to accept the next connection in a busy loop.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS + RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < wanted:
-            connections = max(soft // 4, soft - RESERVED_FILES)
-            say(f"note: at most {connections} connections, since the system allows {soft} open files (see ulimit -n)")
-            return connections
-    return CONNECTIONS
+    files = allow_open_files(wanted)
+    if files == wanted:
+        return CONNECTIONS
+    connections = max(files // 4, files - RESERVED_FILES)
+    say(f"note: at most {connections} connections, since the system allows {files} open files (see ulimit -n)")
+    return connections
 
 
 def _granian(app: App, bound: socket.socket, connections: int) -> Any:

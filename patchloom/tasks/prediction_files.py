@@ -22,6 +22,8 @@ from patchloom_runtime.untrusted import open_plain
 ROWS_PER_GROUP = 10_000  # of a parquet file; this many rows are held in memory
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs cells that begin like this
 _NOT_IN_NAMES = re.compile(r"[^\w .,()&'+-]+")
+# Windows opens a device for these, with any ending.
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.IGNORECASE)
 _NAME_BYTES = 120  # of a class folder, and of a copied file before its ending
 
 Row = Mapping[str, Any]
@@ -102,7 +104,7 @@ class _ClassFolders:
         folder = self._folder_of(label)
         stem, ending = os.path.splitext(os.path.basename(path))
         with open_plain(path) as source:
-            target = self._create(folder, _shortened(stem), ending)
+            target = self._create(folder, _safe(stem), ending)
             with target:
                 shutil.copyfileobj(source, target, 1 << 20)
             times = os.fstat(source.fileno())
@@ -112,7 +114,7 @@ class _ClassFolders:
     def _folder_of(self, label: str) -> Path:
         """Return the folder of a label; its name has no characters that a path or a terminal would act on."""
         if label not in self._names:
-            name = _shortened(_NOT_IN_NAMES.sub("_", label).strip(". ")) or "_"
+            name = _safe(_NOT_IN_NAMES.sub("_", label).strip(". ")) or "_"
             used = {folder.name.casefold() for folder in self._names.values()}
             number, unique = 1, name
             while unique.casefold() in used:
@@ -135,8 +137,10 @@ class _ClassFolders:
                 self._taken[key] = number
 
 
-def _shortened(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_NAME_BYTES]) if len(os.fsencode(name)) > _NAME_BYTES else name
+def _safe(name: str) -> str:
+    """Return a name that is short enough, and on Windows not that of a device."""
+    name = os.fsdecode(os.fsencode(name)[:_NAME_BYTES]) if len(os.fsencode(name)) > _NAME_BYTES else name
+    return f"_{name}" if _DEVICE.fullmatch(name) else name
 
 
 def _csv_cell(name: str, value: Any) -> str:

@@ -1,11 +1,13 @@
 """Reading files from untrusted sources: only regular files of bounded size, and JSON values of a known shape."""
 
+import ctypes
 import errno
 import hashlib
 import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from types import GenericAlias, UnionType
@@ -18,9 +20,9 @@ _MOST_DEPTH = 64
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # temporary shortages of the system
 ADVICE = "Allow more open files with ulimit -n, or use fewer --workers, and run the command again."
 
-# Without O_NONBLOCK, opening a pipe waits for a writer.
-_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# 0 on Windows, which lacks them. Without O_NONBLOCK, opening a pipe waits for a writer.
+_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _NO_LINK
 
 
 def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
@@ -33,7 +35,7 @@ def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
     if "\0" in name:
         raise OSError(errno.EINVAL, "its name contains a NUL character", name)
     try:
-        descriptor = os.open(name, _READING) if links else _open_without_links(name)
+        descriptor = os.open(name, os.O_RDONLY | _NO_WAIT) if links else _open_without_links(name)
     except OSError as error:
         if error.errno in SCARCE:  # says nothing about the file
             raise ResourceError(f"{name} cannot be read now: {error.strerror}. {ADVICE}") from error
@@ -44,8 +46,19 @@ def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
+def open_no_link(path: str | os.PathLike[str], flags: int, folder: int | None = None) -> int:
+    """Open a file as `os.open` does, but raise OSError for a symbolic link, and do not wait for a pipe."""
+    if not _NO_LINK and os.path.islink(path):
+        raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(path))
+    return os.open(path, flags | _NO_LINK | _NO_WAIT, 0o666, dir_fd=folder)
+
+
 def _open_without_links(path: str) -> int:
     """Open one folder after another, so that none can be replaced by a link in between."""
+    if not _NO_LINK:  # Windows can do no more than compare
+        if os.path.realpath(path) != path:
+            raise OSError(errno.ELOOP, "it is behind a symbolic link", path)
+        return os.open(path, os.O_RDONLY)
     *folders, name = path.removeprefix(os.sep).split(os.sep)
     folder = os.open(os.sep, _FOLDER)
     try:
@@ -53,7 +66,7 @@ def _open_without_links(path: str) -> int:
             inner = os.open(each, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        return os.open(name, _READING | os.O_NOFOLLOW, dir_fd=folder)
+        return open_no_link(name, os.O_RDONLY, folder)
     finally:
         os.close(folder)
 
@@ -94,14 +107,23 @@ def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: b
 
 def memory_bytes(control_groups: str = "/sys/fs/cgroup") -> int:
     """Return the memory of this machine, or the limit of its control group (container) if that is lower."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [installed_bytes()]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup versions 2 and 1
         try:
-            with open(os.path.join(control_groups, name)) as file:
+            with open(os.path.join(control_groups, name), encoding="ascii") as file:
                 limits.append(int(file.read()))
         except (OSError, ValueError):  # absent, or "max"
             continue
     return min(limits)
+
+
+def installed_bytes() -> int:
+    """Return the memory of this machine."""
+    if sys.platform != "win32":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size and the load, then total bytes, free bytes, …
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+    return int(status[1])
 
 
 def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:

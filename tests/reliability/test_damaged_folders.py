@@ -662,7 +662,7 @@ def test_locks_of_the_cache_follow_no_link(tmp_path: Path, monkeypatch) -> None:
     lock.unlink()
     lock.write_text("123456789")
     with taking_turns([kept], waiting=lambda _: None):
-        assert lock.read_text() == str(os.getpid())
+        assert lock.read_text().strip() == str(os.getpid())
 
 
 # Paths and the system -----------------------------------------------------------------------------------------------

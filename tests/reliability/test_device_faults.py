@@ -1,7 +1,6 @@
 """A device without memory, one that failed and a kernel that gives NaN, as the commands and a server tell of them."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -203,9 +202,9 @@ def test_a_model_that_the_device_refuses_is_told_in_one_line(error: Exception, m
 
     own, other = socket.socketpair()
     monkeypatch.setattr(model_process, "_load", failing(error))
-    process = Forked(lambda: model_process.main(os.dup(other.fileno()), {}))
+    process = Forked(lambda: model_process.main(other.dup(), {}))
     other.close()
-    told = Connection(own.detach())
+    told = Connection(own)
     message = told.read()
     told.close()
     _, said = process.communicate()

@@ -122,7 +122,7 @@ def test_a_process_that_is_gone(folder: Path, activity: str, process: str, age_s
     content = {"process": named, "at": time.time() - age_s, "activity": activity, "step": 30, "total_steps": 100}
     (folder / FILE).write_text(json.dumps(content))
     if "-" in named:
-        (folder / ".lock").write_text(named.split("-")[1])
+        (folder / ".lock").write_text(f" {named.split('-')[1]}")
     assert WatchedRun(folder).update().state == state
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_has_not_begun_or_is_starting(tmp_path: Path) -> None:
     assert run.update().state == "not begun"
     (tmp_path / "later").mkdir()
     assert run.update().state == "not begun"
-    (tmp_path / "later" / ".lock").write_text(str(os.getpid()))
+    (tmp_path / "later" / ".lock").write_text(f" {os.getpid()}")
     assert run.update().state == "starting"
     os.utime(tmp_path / "later" / ".lock", (0, 0))
     assert run.update().state == "not begun"

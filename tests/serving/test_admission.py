@@ -147,7 +147,7 @@ def test_messages_come_as_they_were_sent_and_an_end_is_noticed() -> None:
         import socket
 
         here, there = socket.socketpair()
-        other = Connection(there.detach())
+        other = Connection(there)
         reader, writer = await asyncio.open_connection(sock=here)
         writer.writelines(pack({"a": "ö"}, [b"", b"xyz"]))
         assert other.read() == ({"a": "ö", "sizes": [0, 3]}, [b"", b"xyz"])

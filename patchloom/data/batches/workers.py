@@ -15,7 +15,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from patchloom.machine import STOP_SIGNALS
+
 # Interval at which a wait for a worker checks that all are alive.
 CHECKED_EVERY_S = 1.0
 
@@ -35,8 +36,8 @@ def workers_started() -> Iterator[None]:
     torch's SIGCHLD handler is removed: it raises wherever the main thread is when a worker dies, even in the middle of
     an update of the weights.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # torch sets no handler here
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield  # torch sets no handler here, and none on Windows
         return
     handler = signal.getsignal(signal.SIGCHLD)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -57,9 +58,11 @@ def keep_working() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, first)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    for number in STOP_SIGNALS:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 class Workers:
@@ -128,7 +131,7 @@ def watched(iterator: Any) -> Any:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped, e.g. by SIGSTOP; False if that is unknown."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
     except OSError:  # not Linux
         return False
 
@@ -136,10 +139,10 @@ def is_stopped(pid: int) -> bool:
 def _cause_of_death(pid: int, code: int) -> str:
     if code >= 0:
         how, advice = f"ended with exit code {code}", "See its output above."
-    elif -code == signal.SIGBUS:
+    elif (name := signal.Signals(-code).name) == "SIGBUS":
         how = "was killed by SIGBUS"
         advice = "Shared memory ran out: use fewer workers or a smaller batch, or give the container more of it."
     else:
-        how = f"was killed by {signal.Signals(-code).name}"
+        how = f"was killed by {name}"
         advice = "If nobody did that, memory ran out: use fewer workers or a smaller batch."
     return f"Worker {pid}, which prepares images, {how}. {advice}"

@@ -4,7 +4,6 @@ There is one SQLite file per data folder, in $XDG_CACHE_HOME/patchloom/check or 
 scan the same folder take turns, so that later ones use the results of the first.
 """
 
-import fcntl
 import hashlib
 import marshal
 import os
@@ -14,14 +13,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.batches.workers import is_stopped
 from patchloom.data.checking.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
 from patchloom.data.images.image_store import Stamp
-from patchloom.disk import open_lock
+from patchloom.disk import hold_lock, lock_holder, open_lock
 
 _LAYOUT = 4  # version of the cached rows, and of the code that computed them
 _POLL_EVERY_S = 0.3  # while another process scans
@@ -178,35 +178,22 @@ def taking_turns(caches: Sequence[ScanCache], waiting: Callable[[int], None]) ->
                 cache.path.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(open_lock(cache.path.with_suffix(".lock")))
                 polls = 0
-                while not _locked(file.fileno()):
+                while not hold_lock(file, wait=False):
                     waiting(sum(other.count() for other in caches))
                     time.sleep(_POLL_EVERY_S)
                     polls += 1
                     if polls == _REPORT_AFTER:
                         _report_holder(file)
-                file.seek(0)
-                file.truncate(0)
-                file.write(str(os.getpid()))
-                file.flush()
             except OSError:
                 continue  # a cache that cannot be written, or a file system without locks
         yield
 
 
-def _report_holder(file: TextIO) -> None:
+def _report_holder(file: FileIO) -> None:
     """Print which process holds the lock: waiting for a stopped process would never end."""
-    file.seek(0)
-    holder = file.read(32).strip()
+    holder = lock_holder(file)
     if holder.isdecimal() and is_stopped(int(holder)):
         advice = f"it is stopped; resume it with kill -CONT {holder}, or end it"
     else:
         advice = "its results will be used"
-    print(f"waiting for process {holder or '?'}, which scans the same images: {advice}", file=sys.stderr)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    print(f"waiting for process {holder}, which scans the same images: {advice}", file=sys.stderr)

@@ -12,7 +12,6 @@ too;
 
 import html
 import json
-import os
 import re
 import shutil
 from collections import Counter
@@ -23,7 +22,7 @@ from pathlib import Path
 from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
 from patchloom.data.text.sentences import SentenceSplit, not_utf8, parallel_split
 from patchloom.data.text.words import normalize_punctuation, words
-from patchloom.disk import make_folder, sync_folder, sync_tree, temporary_path
+from patchloom.disk import make_folder, rename, sync_folder, sync_tree, temporary_path
 from patchloom_runtime.errors import DataError, ResourceError, UsageError, nearest
 from patchloom_runtime.printable import table_cell
 from patchloom_runtime.text.vocabulary import clean
@@ -97,9 +96,9 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
     try:
         make_folder(writing)
         prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)
-        (writing / "prepared.json").write_text(json.dumps(asdict(prepared), indent=2) + "\n", "utf-8")
+        (writing / "prepared.json").write_bytes((json.dumps(asdict(prepared), indent=2) + "\n").encode())
         sync_tree(writing)
-        os.rename(writing, out)
+        rename(writing, out)
         sync_folder(out.parent)
     except OSError as error:
         raise ResourceError(f"{out} cannot be written ({error.strerror or error})") from error
@@ -179,7 +178,7 @@ def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_e
         for name, pairs in (("val", val), ("test", test)):
             for source, target in pairs:
                 splits[name].add(normalize_punctuation(source), target)
-    with (folder / "left_out.tsv").open("w", encoding="utf-8") as table:
+    with (folder / "left_out.tsv").open("w", encoding="utf-8", newline="\n") as table:
         table.writelines(f"{table_cell(entry.where)}\t{table_cell(entry.reason)}\n" for entry in left_out)
     kinds = Counter(re.sub(r"\d+ and \d+ words, ", "", entry.reason) for entry in left_out)
     counts = {name: writer.count for name, writer in splits.items()}

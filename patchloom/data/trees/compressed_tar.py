@@ -6,7 +6,6 @@ members are not unpacked to files.
 """
 
 import bz2
-import fcntl
 import gzip
 import hashlib
 import lzma
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.data.images.image_store import file_state
-from patchloom.disk import open_lock
+from patchloom.disk import hold_lock, open_lock, rename
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.printable import printable
 
@@ -47,7 +46,7 @@ def plain_tar(file: Path) -> tuple[Path, str]:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open_lock(cache / f"{known_by}.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one process decompresses, the others wait and use its copy
+            hold_lock(lock, wait=True)  # one process decompresses, the others wait and use its copy
             if not target.is_file():
                 for older in cache.glob(f"{known_by}-*"):
                     older.unlink()
@@ -90,7 +89,7 @@ def _unpack(file: Path, opener: Callable[..., Any], target: Path) -> None:
                 copy.write(chunk)
             copy.flush()
             os.fsync(copy.fileno())  # the copy is not checked again
-        os.replace(partial, target)
+        rename(partial, target)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{printable(file)}: damaged archive ({error})") from error
     finally:

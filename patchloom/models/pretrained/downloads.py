@@ -30,11 +30,11 @@ from huggingface_hub import constants
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from patchloom.disk import atomic_write, one_at_a_time, sync_folder
+from patchloom.disk import atomic_write, one_at_a_time, rename, sync_file, sync_folder
 from patchloom.models.pretrained.table import Weights
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom_runtime.printable import for_rich
-from patchloom_runtime.untrusted import parse_json, read_plain
+from patchloom_runtime.untrusted import open_no_link, parse_json, read_plain
 
 MIRROR = "PATCHLOOM_MIRROR"
 HUB_FILE = "model.safetensors"
@@ -153,9 +153,8 @@ def _from_url(weights: Weights) -> Path:
         partial = path.with_name(f".{path.name}.partial")
         _transfer(_mirrored(weights.url), partial)
         _check_digest(partial, weights, "The download was removed", remove=True)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        sync_file(partial)
+        rename(partial, path)
         partial.with_suffix(".json").unlink(missing_ok=True)
         sync_folder(path.parent)
     return path
@@ -211,8 +210,8 @@ def _append(url: str, partial: Path) -> None:
             mark = reply.headers.get("ETag", "")
             mark = mark if mark and not mark.startswith("W/") else reply.headers.get("Last-Modified", "")
             atomic_write(about, json.dumps({"url": url, "mark": mark}).encode())
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(partial, flags, 0o666), "ab", buffering=0) as file, _bar(total) as progress:
+        descriptor = open_no_link(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "ab", buffering=0) as file, _bar(total) as progress:
             done = _copy(reply, file, done, progress)
     if total is not None and done < total:
         raise http.client.IncompleteRead(b"", total - done)

@@ -162,7 +162,7 @@ def one_of(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    if not name or name.startswith(".") or os.sep in name or "\0" in name:
+    if not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
         raise ValueError(f"it names a file {name!r}, expected a plain name of its own folder")
     return name
 
