@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from patchloom.disk import make_folder, open_new, temporary_path
+from patchloom.disk import make_folder, open_new, rename, temporary_path
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import read_plain
@@ -64,7 +64,7 @@ class BlockCache:
                 with open_new(temporary) as file:
                     if file.write(_checksum(key, data) + data) != _CRC_BYTES + len(data):
                         raise OSError("the disk is full")
-                os.replace(temporary, path)
+                rename(temporary, path)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()

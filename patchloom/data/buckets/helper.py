@@ -25,6 +25,7 @@ import obstore
 from obstore.store import HTTPStore, from_url
 
 from patchloom.data.buckets.objects import REQUESTS_AT_ONCE, ObjectFacts, Span
+from patchloom.machine import STOP_SIGNALS
 
 T = TypeVar("T")
 
@@ -203,7 +204,7 @@ def _open_store(root: str, deadline_s: float) -> Any:
 
 def main() -> None:
     """Serve the process that started this one. Signals are for that process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     descriptor, deadline_s = sys.argv[1:]
     serve(Connection(int(descriptor)), float(deadline_s))
