@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from patchloom.disk import locked
+from patchloom.engine.distribution import Processes
 from patchloom.engine.reporter import Reporter
 from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint
 from patchloom.runs.metrics import read_metrics
@@ -63,7 +64,7 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     with locked(run) as lock:
         saver.guard(lock, lambda: None)
         assert saver.restore() == ""
-        saver.save_weights(weights, {"step": 3})
+        saver.save_weights(weights, {"step": 3}, Processes(device="cpu"))
         before = (run / "weights.safetensors").read_bytes()
         for _ in range(2):
             shutil.rmtree(run)

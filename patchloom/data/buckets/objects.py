@@ -174,7 +174,8 @@ def _forget_helper() -> None:
     _helper, _lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_helper)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_helper)
 
 
 def end_helper() -> None:
