@@ -21,6 +21,7 @@ from patchloom.cli.convert import ConvertOptions
 from patchloom.cli.evaluate import EvaluateOptions
 from patchloom.cli.export import ExportOptions
 from patchloom.cli.index import IndexOptions
+from patchloom.cli.options import settings_parameters
 from patchloom.cli.pack import PackOptions
 from patchloom.cli.predict import PredictOptions
 from patchloom.cli.probe import ProbeOptions
@@ -31,6 +32,7 @@ from patchloom.cli.serve import ServeOptions
 from patchloom.cli.sign import SignOptions
 from patchloom.cli.soup import SoupOptions
 from patchloom.cli.sweep import SweepOptions
+from patchloom.cli.train import TrainOptions
 from patchloom.cli.translate import TranslateOptions
 from patchloom.cli.verify import VerifyOptions
 from patchloom.cli.watch import WatchOptions
@@ -104,7 +106,6 @@ def test_train_takes_the_settings_of_a_training() -> None:
             assert (default, own[name].annotation) == (None, kind | None), name
         else:
             assert (default, own[name].annotation) == (field.default, kind), name
-        assert f"\n        {name} " in patchloom.train.__doc__, f"the docstring of train does not explain {name}; {add}"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,48 @@ def test_commands_and_functions_take_the_same_options_with_the_same_defaults(ver
         default = fields[name].default
         empty = default is dataclasses.MISSING
         assert own[name].default == (inspect.Parameter.empty if empty else default), name
+
+
+DESCRIBED = {"train": (TrainOptions, patchloom.train)} | {verb: row[:2] for verb, row in VERBS.items()}
+# Sentences of a help text about typing the option, which the docstring of the function omits.
+ABOUT_TYPING = re.compile(
+    r" ?\b(Repeatable|Without a value: \d+|With --levels: separability|Quote one that has several parts"
+    r"|Patterns such as 'cait_\*' work too|Prefer the environment variable: other users can see command lines)\."
+)
+
+
+@pytest.mark.parametrize("verb", DESCRIBED)
+def test_docstrings_explain_options_in_the_words_of_the_help(verb: str) -> None:
+    """A docstring may add sentences after the words of the help, and quotes to values."""
+    settings, function = DESCRIBED[verb]
+    entries = _docstring_entries(function)
+    missing = set(inspect.signature(function).parameters) - set(entries)
+    assert not missing, f"the docstring of {verb} does not explain {missing}"
+    texts = {name: text for name, text in _help_texts(settings).items() if name in entries}
+    assert texts
+    for name, text in texts.items():
+        assert _plain(entries[name]).startswith(_plain(text)), f"{verb}: {name}"
+
+
+def _docstring_entries(function: object) -> dict[str, str]:
+    """Return the list of options in a docstring; the first entry of a name counts."""
+    entries = re.findall(r"(?m)^( *)(\w+) {2,}(\S.*(?:\n\1 {4,}\S.*)*)", inspect.getdoc(function) or "")
+    return {name: text for _, name, text in reversed(entries)}
+
+
+def _help_texts(settings: type) -> dict[str, str]:
+    texts = {}
+    for parameter in settings_parameters(settings):
+        shown = get_args(parameter.annotation)[1]
+        written = shown.param_decls[0] if shown.param_decls else parameter.name  # --compile/--no-compile
+        texts[written.partition("/")[0].lstrip("-").replace("-", "_")] = shown.help
+    return texts
+
+
+def _plain(text: str) -> str:
+    """Return a text without quotes, with option names as in Python."""
+    text = re.sub(r"--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), ABOUT_TYPING.sub("", text))
+    return " ".join(re.sub(r"['`]", "", text).split())
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda function: function.__qualname__)

@@ -59,13 +59,14 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     for name in [chosen] if chosen in panels else panels:
         function = getattr(import_module(f"patchloom.cli.{name}"), name)
         app.command(name, cls=Verb, rich_help_panel=panels[name], hidden=name in OLD_VERBS)(make_command(function))
-    app.command("help", rich_help_panel=LOOK_UP)(help_on)
+    app.command("help", cls=Verb, rich_help_panel=LOOK_UP)(help_on)
     app.callback()(patchloom)
     return app
 
 
 def help_on(
-    ctx: typer.Context, verb: Annotated[str | None, typer.Argument(help="Command. Default: all commands.")] = None
+    ctx: typer.Context,
+    verb: Annotated[str | None, typer.Argument(help="Command. Default: all commands.", metavar="COMMAND")] = None,
 ) -> None:
     """Show the commands, or the options of one command."""
     print_help(ctx, verb)

@@ -41,7 +41,7 @@ class AuditOptions:
     batch: Annotated[int | None, Option("Images per update.", panel=MODEL)] = None
     changes: Annotated[
         dict[str, Any],
-        Option("Change a recipe field: augment.mixup=0. Repeatable.", name="set", metavar="FIELD=VALUE", panel=MODEL),
+        Option("Recipe fields to change: augment.mixup=0. Repeatable.", name="set", metavar="FIELD=VALUE", panel=MODEL),
     ] = field(default_factory=dict)
     out: Annotated[str | None, Option("Folder of the runs. Default: runs/NAME-folds-K.")] = None
     device: Device = "auto"

@@ -11,7 +11,10 @@ from patchloom.options import Argument, Option
 class BenchOptions:
     """Options of `patchloom bench`."""
 
-    names: Annotated[list[str], Argument("Names or patterns; 'timm:NAME' is a network of timm.", complete="model")]
+    names: Annotated[
+        list[str],
+        Argument("Networks; timm:NAME is a network of timm. Patterns such as 'cait_*' work too.", complete="model"),
+    ]
     device: Device = "auto"
     size: Annotated[int, Option("Image size in pixels.")] = 224
     batches: Annotated[str, Option("Batch sizes to try; the fastest is reported.", metavar="N,…")] = "1,4,16,64"

@@ -29,7 +29,7 @@ class CalibrateOptions:
             metavar="SHARE",
         ),
     ] = "1%"
-    negatives: Annotated[tuple[str, ...], Option("Class that means none of these. Repeatable.", metavar="CLASS")] = ()
+    negatives: Annotated[tuple[str, ...], Option("Classes that mean none of these. Repeatable.", metavar="CLASS")] = ()
     split: Annotated[str | None, Option("val, test or all. Default: val, or the images the run held out.")] = None
     device: Device = "auto"
     reading: ReadingOptions = AS_IT_IS

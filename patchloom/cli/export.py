@@ -38,7 +38,11 @@ class ExportOptions:
         Option("train, val, test or all. Default: val, or the images the run held out.", panel=COMPARISON),
     ] = None
     images: Annotated[
-        int | None, Option("Largest number of images to compare. Default: 1,000; detectors: 100.", panel=COMPARISON)
+        int | None,
+        Option(
+            "Largest number of images to compare. Default: 1,000; detectors: 100; translators: 200 sentences.",
+            panel=COMPARISON,
+        ),
     ] = None
     calibration: Annotated[
         int | None, Option("Number of training images that --int8 is calibrated on. Default: 128.", panel=COMPARISON)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from patchloom.cli.options import DryRun, Json, OmitFields, keywords
+from patchloom.cli.options import Json, OmitFields, keywords
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.options import Argument, Option
 
@@ -15,8 +15,8 @@ class PackOptions:
 
     data: Annotated[str, Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
     out: Annotated[str, Option("Folder, or address in a bucket: s3://bucket/flowers.", metavar="SHARDS")]
-    shard_size: Annotated[int, Option("Size from which the next shard begins.", metavar="MIB", minimum=1)] = 128
-    dry_run: DryRun = False
+    shard_size: Annotated[int, Option("Size in MiB from which the next shard begins.", metavar="MIB", minimum=1)] = 128
+    dry_run: Annotated[bool, Option("Count images and classes; write nothing.")] = False
     reading: Annotated[Reading, OmitFields(("masks", "boxes", "ignore", "val"))] = AS_IT_IS
     as_json: Json = False
 

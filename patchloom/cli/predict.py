@@ -30,8 +30,8 @@ class PredictOptions:
         float | None,
         Option("Drop classes with a lower score; an image without any is none.", minimum=0, maximum=1, metavar="P"),
     ] = None
-    csv: Annotated[str | None, Option("Write a CSV file instead of lines.", metavar="FILE")] = None
-    parquet: Annotated[str | None, Option("Write a parquet file instead of lines.", metavar="FILE")] = None
+    csv: Annotated[str | None, Option("Write the predictions to a CSV file.", metavar="FILE")] = None
+    parquet: Annotated[str | None, Option("Write the predictions to a parquet file.", metavar="FILE")] = None
     sort_into: Annotated[
         str | None, Option("Copy images into folders by class in this new folder.", metavar="FOLDER")
     ] = None

@@ -34,13 +34,13 @@ class ProbeOptions:
     ]
     knn: Annotated[
         str | None,
-        Option("k nearest neighbors: 10,20; without a value 20. The default probe.", metavar="K,…"),
+        Option("k nearest neighbors: 10,20. The default probe. Without a value: 20.", metavar="K,…"),
     ] = None
     linear: Annotated[bool, Option("Linear probe. With --levels: separability.")] = False
     linear_sgd: Annotated[
         int | None,
         Option(
-            "Linear probe trained with SGD on augmented images, as in DINO; without a value 100 epochs.",
+            "Epochs of a linear probe trained with SGD on augmented images, as in DINO. Without a value: 100.",
             metavar="EPOCHS",
         ),
     ] = None

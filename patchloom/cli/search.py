@@ -33,7 +33,7 @@ class SearchOptions:
         None
     )
     page: Annotated[str | None, Option("HTML page with the images found.")] = None
-    images: Annotated[list[str] | None, Option("Folder whose images the page may show. Repeatable.")] = None
+    images: Annotated[list[str] | None, Option("Folders whose images the results may show. Repeatable.")] = None
     model: IndexRun = None
     device: Device = "auto"
     exact: Annotated[bool, Option("Compare with all files, also in an index for approximate search.")] = False

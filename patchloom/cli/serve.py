@@ -23,10 +23,10 @@ class ServingOptions:
         Option("Address to listen on. The default accepts this machine only; 0.0.0.0 listens on every address."),
     ] = "127.0.0.1"
     allow_host: Annotated[
-        list[str] | None, Option("Host name that requests may use, such as a proxy's. Repeatable.")
+        list[str] | None, Option("Host names that requests may use, such as a proxy's. Repeatable.")
     ] = None
     images: Annotated[
-        list[str] | None, Option("Folder of an index's images, which clients may be shown. Repeatable.")
+        list[str] | None, Option("Folders of an index's images, which clients may be shown. Repeatable.")
     ] = None
     device: Device = "auto"
     model: IndexRun = None

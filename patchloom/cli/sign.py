@@ -16,7 +16,7 @@ class SignOptions:
         str,
         Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
-    key: Annotated[str, Option("Private elliptic-curve key (PEM).", metavar="KEY.pem")]
+    key: Annotated[str, Option("File with a private elliptic-curve key (PEM).", metavar="KEY.pem")]
     as_json: Json = False
 
 

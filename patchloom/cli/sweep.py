@@ -18,13 +18,13 @@ class SweepOptions:
 
     data: Annotated[
         list[str],
-        Argument("Datasets, each trained on separately; quote one that has several parts.", metavar="DATA"),
+        Argument("Datasets, each trained on separately. Quote one that has several parts.", metavar="DATA"),
     ]
     grid: Annotated[
         list[str],
         Option(
-            "Recipe field, seed, train_share, model, recipe, init, epochs, size or batch and its values. Several "
-            "--grid are combined.",
+            "Recipe field, seed, train_share, model, recipe, init, teacher, level, epochs, size or batch, and its "
+            "values. All combinations are trained. Repeatable.",
             metavar="FIELD=A,B,…",
         ),
     ]
@@ -37,7 +37,7 @@ class SweepOptions:
     changes: Annotated[
         dict[str, Any],
         Option(
-            "Change a recipe field for all runs: augment.mixup=0. Repeatable.",
+            "Recipe fields to change for all runs: augment.mixup=0. Repeatable.",
             name="set",
             metavar="FIELD=VALUE",
             panel=MODEL,

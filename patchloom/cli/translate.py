@@ -34,8 +34,8 @@ class TranslateOptions:
     run: Annotated[str, Argument("Run folder of a translator.", complete="run")]
     file: Annotated[str | None, Argument("Text, one sentence per line, plain or .gz. Default: standard input.")] = None
     beams: Annotated[int | None, Option("Beams of the search; 1 is greedy. Default: the recipe's.")] = None
-    length_penalty: Annotated[float | None, Option("Length penalty; larger favors longer translations.")] = None
-    n_best: Annotated[int, Option("Print N translations per line: number, score, text.", metavar="N")] = 1
+    length_penalty: Annotated[float | None, Option("Larger favors longer translations. Default: the recipe's.")] = None
+    n_best: Annotated[int, Option("Translations per line; above 1, with their scores.", metavar="N")] = 1
     scores: Annotated[bool, Option("Print the score before each translation.")] = False
     batch: Annotated[int, Option("Sentences per batch.")] = 64
     out: Annotated[str | None, Option("File to write, complete or not at all.")] = None

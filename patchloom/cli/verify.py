@@ -19,7 +19,8 @@ class VerifyOptions:
     ]
     accept: Annotated[bool, Option("Accept text that was changed by hand, such as class names.")] = False
     key: Annotated[
-        str | None, Option("Public key (PEM): also check the signature of `patchloom sign`.", metavar="PUB.pem")
+        str | None,
+        Option("File with a public key (PEM): also check the signature of `patchloom sign`.", metavar="PUB.pem"),
     ] = None
     as_json: Json = False
 

@@ -30,7 +30,7 @@ States = list[tuple["WatchedRun", "RunState"]]
 class WatchOptions:
     """Options of `patchloom watch`."""
 
-    runs: Annotated[list[str], Argument("Run folders. One that does not exist yet is waited for.", complete="run")]
+    runs: Annotated[list[str], Argument("Run folders, which need not exist yet.", complete="run")]
     page: Annotated[
         str | None, Option("Write a page that a browser loads again by itself, with curves and pictures.")
     ] = None

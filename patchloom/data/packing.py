@@ -70,13 +70,12 @@ def pack(
 ) -> Packed:
     """Write a dataset of images with classes as tar shards. The same command resumes.
 
-    Args:
-        data: What `train` takes.
-        out: Folder, or address of a folder in a bucket: s3://bucket/flowers.
-        shard_size: Size from which the next shard begins, in MiB. Each shard is made in memory.
-        dry_run: Count images and classes only.
-        reading: How to read the data.
-        progress: Called with the number of images done and their total.
+    data        Folder, or any other data that `train` takes.
+    out         Folder, or address in a bucket: s3://bucket/flowers.
+    shard_size  Size in MiB from which the next shard begins. Each shard is made in memory.
+    dry_run     Count images and classes; write nothing.
+    reading     How to read the data (`patchloom.Reading`).
+    progress    Called with the number of images done and their total.
     """
     at_least("shard_size", shard_size, 1)
     source = find_source(data, reading=reading)

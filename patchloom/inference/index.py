@@ -211,8 +211,20 @@ def search(
 ) -> SearchResult | list[SearchResult]:
     """Open an index and return the files most similar to each image: one result for one image, else a list.
 
-    `images` are folders whose images the results may show, `model` is the run of the index if it was moved. The other
-    options are those of `Index.search`, which is quicker for several calls.
+    `Index.search` is quicker for several calls.
+
+    index      Index folder made by `patchloom index`.
+    queries    Image files or folders. Also images in memory.
+    top        Files per query.
+    skip_self  Leave out the query's own file.
+    level      Level of the labels, fine for the finest. Default: the index's.
+    condition  Rank files of the query's class at this level first: the predicted class, or LEVEL=CLASS.
+    neighbors  Files that vote on the class of `condition`. Default: 20.
+    images     Folders whose images the results may show.
+    model      Run of the index, if it was moved.
+    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    exact      Compare with all files, also in an index for approximate search.
+    recall     Measure the recall of an approximate search with so many of the queries.
     """
     opened: Any = open_index(index, model=model, device=device, images=images or ())  # one overload per kind of images
     return opened.search(

@@ -114,17 +114,26 @@ def index(
 ) -> BuildSummary:
     """Embed image files and the images of folders into the index `out`, which may already exist.
 
-    `images` may also be Python objects, as for `train`: a Dataset, arrays, a table, a list of (image, label). An image
-    that is not a file is named by a digest of the data and its position, and is embedded again if the data change.
+    An image that is not a file is named by a digest of the data and its position, and is embedded again if the data
+    change. Beyond a million files, faiss makes the search fast and approximate (`approximate_search`).
 
-    Files in folders get the labels that training would read (options in `reading`), with the levels above them; `level`
-    is the one that is shown (default: that of the model's classes). Beyond a million files, faiss makes the search fast
-    and approximate (`approximate_search`); `exact` prevents that. `prune` removes files of the given folders that no
-    longer exist; files of other folders stay, since their disk may only be unmounted. `trunk` drops the model's
-    projector and compares images by its input vectors.
-
-    `part` ('3/8') embeds one of several shares of the files, into the folder `3-of-8` of `out`. `join` moves all such
-    folders into the index, then embeds the files that none of them holds.
+    model     Run folder, resmlp_s12:in1k, or hub:user/name.
+    images    Image files or folders, labeled as `train` reads them. Also a Dataset, arrays, a table or a list of
+              (image, label).
+    out       Index folder. New images are added if it exists.
+    batch     Images per batch.
+    workers   Processes that read images.
+    device    'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    exact     Compare queries with all files, also beyond a million. No approximate search is built.
+    prune     Drop files that are gone from these folders. Files of other folders stay: their disk may only be
+              unmounted.
+    trunk     Use the vectors before the projector of a run that has one.
+    reading   How to read the data and its labels (`patchloom.Reading`).
+    level     Label level of search results. Default: the run's. Higher levels are stored too.
+    part      Embed one of several shares of the files, such as 3/8, for `join`. The files go into the folder 3-of-8 of
+              `out`.
+    join      Join the shares that were made with `part`. Files that none of them holds are then embedded.
+    progress  Called with the number of images done and their total.
     """
     at_least("batch", batch, 1)
     at_least("workers", workers, 0)

@@ -42,14 +42,14 @@ def bench(
 ) -> list[BenchRow]:
     """Measure networks side by side. They take turns, so that noise affects all of them alike.
 
-    names    networks; 'timm:NAME' is a network of timm
-    device   'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    size     image size in pixels
-    batches  batch sizes to try; the fastest is reported
-    dtype    'float32', 'bfloat16' or 'float16'
-    absorb   also measure each network with its affine parts absorbed
-    compile  measure under torch.compile
-    seconds  seconds per network and batch size
+    names    Networks; 'timm:NAME' is a network of timm.
+    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    size     Image size in pixels.
+    batches  Batch sizes to try; the fastest is reported.
+    dtype    Precision. One of 'float32', 'bfloat16' or 'float16'.
+    absorb   Also measure each network with its affine parts absorbed.
+    compile  Measure under torch.compile.
+    seconds  Seconds per network and batch size.
     """
     networks: dict[str, nn.Module] = {}
     for name in names:

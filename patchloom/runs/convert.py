@@ -144,11 +144,11 @@ def convert(
 ) -> ConversionSummary:
     """Turn a weights file into a run; with `to`, a run into a weights file, as `patchloom convert` does.
 
-    source  weights file (.safetensors, .pth or .npz); with `to`, a run
-    out     run folder to write; with `to`, the file
-    model   network of the file: a name, 'timm:NAME' or 'torchvision:NAME'
-    labels  file of class names, one per line; ImageNet's for 1,000 classes by default, else numbers
-    to      target layout: 'timm', 'authors' or 'torchvision'
+    source  Weights file (.safetensors, .pth or .npz); with `to`, a run.
+    out     Run folder to write; with `to`, the file (.safetensors, .pth or .npz).
+    model   Network of the file: a name, 'timm:NAME' or 'torchvision:NAME'.
+    labels  File of class names, one per line. Default: ImageNet's for 1,000 classes, else numbers.
+    to      Target layout: 'timm', 'authors' or 'torchvision'.
     """
     if to is not None:
         if model is not None or labels is not None:

@@ -121,6 +121,8 @@ def watch(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
     """Return the state of each run now: what it is doing, how far it is and how fast.
 
     A folder that does not exist has not begun. `patchloom watch` shows the same again and again.
+
+    runs  Run folders, which need not exist yet.
     """
     folders = [runs] if isinstance(runs, str | os.PathLike) else runs
     return [WatchedRun(Path(folder)).update() for folder in folders]

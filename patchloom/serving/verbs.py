@@ -48,22 +48,22 @@ def serve(
 
     `patchloom.serving.asgi` returns the same application for other servers.
 
-    source         run, artifact or index
-    host           address to listen on; the default accepts this machine only
-    allow_host     host names that requests may use, such as a proxy's
-    images         folders of an index's images, which clients may be shown
-    device         'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    model          run of an index, if it was moved
-    name           name of the model for clients (default: the folder's name)
-    port           port to listen on; 0 takes a free one
-    processes      processes that hold the model
-    api_key        key that requests must send
-    queue          images or lines that may wait; more are refused
-    batch          images or lines per batch
-    deadline       seconds after which a request fails
-    max_megabytes  largest request body in MB
-    max_pixels     most pixels per image
-    on_start       called with the address and the application once requests are answered (default: print the address)
+    source         A run, an artifact made by `export`, or an index.
+    host           Address to listen on. The default accepts this machine only; 0.0.0.0 listens on every address.
+    allow_host     Host names that requests may use, such as a proxy's.
+    images         Folders of an index's images, which clients may be shown.
+    device         'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    model          Run of the index, if it was moved.
+    name           Name of the model for clients. Default: the folder's name.
+    port           Port to listen on; 0 takes a free one.
+    processes      Processes that hold the model; they share the cores.
+    api_key        Key that requests must send.
+    queue          Images or lines that may wait; more are refused.
+    batch          Images or lines per batch.
+    deadline       Seconds after which a request fails.
+    max_megabytes  Largest request body in MB.
+    max_pixels     Most pixels per image.
+    on_start       Called with the address and the application once requests are answered. Default: prints the address.
     """
     for option, value in (("processes", processes), ("queue", queue), ("batch", batch), ("max_pixels", max_pixels)):
         at_least(option, value, 1)
@@ -98,16 +98,16 @@ def app(
 ) -> None:
     """Open a page for trying a model, until SIGINT (Ctrl-C) or SIGTERM. Call it from the main thread of a program.
 
-    source      run, artifact or index
-    host        address to listen on; the default accepts this machine only
-    allow_host  host names that requests may use, such as a proxy's
-    images      folders of an index's images, which the page may show
-    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    model       run of an index, if it was moved
-    name        name of the model on the page (default: the folder's name)
-    port        port to listen on (default: 8000, or a free one if that is taken)
-    browser     open the page in the browser
-    on_start    called with the address and the application once the page can be opened (default: print the address)
+    source      A run, an artifact made by `export`, or an index.
+    host        Address to listen on. The default accepts this machine only; 0.0.0.0 listens on every address.
+    allow_host  Host names that requests may use, such as a proxy's.
+    images      Folders of an index's images, which clients may be shown.
+    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    model       Run of the index, if it was moved.
+    name        Name of the model for clients. Default: the folder's name.
+    port        Port to listen on. Default: 8000, or a free one if that is taken.
+    browser     Open the page in the browser.
+    on_start    Called with the address and the application once the page can be opened. Default: prints the address.
     """
     check_model_path(os.fspath(source))
     chosen = server.free_port(host, APP_PORT) if port is None else port

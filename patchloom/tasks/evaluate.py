@@ -57,20 +57,22 @@ def evaluate(
     Runs of classes and vectors return a `RunEvaluations`, those of other tasks a `TaskEvaluations`, which read only the
     options device, split, reading, batch and workers. Both have `values()`, the metrics of each run.
 
-    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    heads       evaluate each head of distilled networks too
-    split       train, val, test or all (default: val, else the images the run held out, else all)
-    size        image size in pixels (default: the models')
-    crop_ratio  share of the short side that is kept (default: the models')
-    real        path of the ImageNet-ReaL labels
-    v2          folder names are class numbers, as in ImageNet-V2
-    batch       images per batch
-    workers     processes that read images
-    strict      raise an error for classes that a model does not know, instead of adding a note
-    reading     how to read the data (`patchloom.Reading`; default: as in training)
-    level       label level to compare with (default: that of the models' classes)
-    tta         average the probabilities of each image and its mirror image
-    progress    called with the number of images done and their total
+    runs        Run folders or published weights; one or several.
+    data        Images with their classes, matched by name. Default: the val predictions that training saved.
+    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    heads       Evaluate each head of distilled networks too.
+    split       'train', 'val', 'test' or 'all'. Default: val, or the images the run held out. Otherwise all.
+    size        Image size in pixels. Default: the run's.
+    crop_ratio  Share of the short side that is kept. Default: the run's.
+    real        ImageNet-ReaL's real.json, for ImageNet's val.
+    v2          Folder names are class numbers, as in ImageNet-V2.
+    batch       Images per batch.
+    workers     Processes that read images.
+    strict      Treat warnings about the data as errors: classes the model does not know.
+    reading     How to read the data. Default: as in training.
+    level       Label level to compare with. Default: that of the model's classes.
+    tta         Average the probabilities of each image and its mirror image.
+    progress    Called with the number of images done and their total.
     """
     folders = runs_by_name(runs)
     task = task_of_runs([str(folder) for folder in folders.values()])
@@ -101,7 +103,23 @@ def compare(
 
     For classes, the result has `comparisons()` of all pairs, `spreads()` over seeds, `disagreement()` and `tradeoffs()`
     with cost; for other tasks, `scores` has the comparisons. With `agreement`, the heads of distilled networks are
-    evaluated too. Other options are those of `evaluate`.
+    evaluated too.
+
+    runs        Two or more runs.
+    data        Images with their classes, matched by name. Default: the val predictions that training saved.
+    agreement   How often runs, their heads and the labels disagree.
+    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    split       'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
+    size        Image size in pixels. Default: the run's.
+    crop_ratio  Share of the short side that is kept. Default: the run's.
+    real        ImageNet-ReaL's real.json, for ImageNet's val.
+    v2          Folder names are class numbers, as in ImageNet-V2.
+    batch       Images per batch.
+    workers     Processes that read images.
+    strict      Treat warnings about the data as errors: classes the model does not know.
+    reading     How to read the data. Default: as in training.
+    level       Label level to compare with. Default: that of the model's classes.
+    tta         Average the probabilities of each image and its mirror image.
     """
     if len(runs_by_name(runs)) < 2:
         raise UsageError("compare takes two or more runs; evaluate takes one")

@@ -39,22 +39,23 @@ def export(
 ) -> "Exported | Page":
     """Write a run in a form that runs without patchloom: an artifact folder, or one HTML page.
 
-    run           run folder, or published weights
-    out           artifact folder, or file of the page. It is written completely or not at all. photos.onnx becomes the
-                  folder photos-onnx
-    to            onnx, torch, openvino or html (default: onnx, or html if `out` ends in .html)
-    data          images to compare run and export on (default: those of the run)
-    split         train, val, test or all (default: val, or the images that the run held out)
-    size          image size in pixels (default: the run's)
-    half          float16 weights and sums; a page always has float16 weights
-    int8          quantize, calibrated on training images; kept if it is faster here and loses at most `allowed_loss`.
-                  For a page: int8 weights
-    allowed_loss  points of accuracy that int8 may lose, or of equal predictions without labels (default: 1)
-    tolerance     largest accepted difference from the run, relative to its largest output
-    images        number of images to compare at most, spread over the split (default: 1,000; detection: 100;
-                  translation: 200 sentences)
-    calibration   number of images to calibrate int8 on (default: 128)
-    packed        compress the graph without loss; useful after `patchloom prune`, whose zeros compress well
+    run           Run folder of any task, or published weights.
+    out           Artifact folder, such as photos-onnx; or a page, such as page.html. It is written completely or not at
+                  all. photos.onnx becomes the folder photos-onnx.
+    to            'onnx' (default), 'torch' or 'openvino'; or 'html', one page that runs by itself. The default is html
+                  if `out` ends in .html.
+    data          Images to compare on. Default: those of the run.
+    split         'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
+    size          Image size in pixels. Default: the run's.
+    half          Use float16 weights and arithmetic. A page always has float16 weights.
+    int8          Quantize to int8 with calibration images, if that is faster here and loses little. For a page: int8
+                  weights.
+    allowed_loss  Points of accuracy that int8 may lose. Default: 1. Without labels, points of equal predictions.
+    tolerance     Largest difference from the run, as a share of its largest output. Default: 1e-4, with `half` 3e-2.
+    images        Largest number of images to compare. Default: 1,000; detectors: 100; translators: 200 sentences. They
+                  are spread over the split.
+    calibration   Number of training images that `int8` is calibrated on. Default: 128.
+    packed        Compress the weights without loss: zeros left by `prune` take no space.
     """
     form = format_named(to or format_for(out))
     form.check_installed()

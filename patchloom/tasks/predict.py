@@ -60,22 +60,23 @@ def predict(
     `parquet` or `sort_into`, predictions are written there as they are made, and only their counts are returned, so
     that any number of images fits in memory. For images in memory use `patchloom.load(run).predict(images)`.
 
-    Args:
-        run: Run or artifact folder, or published weights such as 'resmlp_s12:in1k'.
-        images: Paths of images, folders and videos; an iterable is read lazily. '-' stands for standard input: paths,
-            one per line or separated by NUL characters, or one image.
-        top: Classes per image (default: 3, or all labels that apply). Detectors list every object.
-        threshold: Classes with a lower score, or share of the pixels, are dropped.
-        csv: CSV file to write. It is replaced if it exists.
-        parquet: Parquet file to write. It is replaced if it exists.
-        sort_into: New folder that gets a copy of each image in a folder named after its first class, or `none`.
-        every: Use every N-th frame of videos.
-        out: Folder for masks, boxes and overlays (segmentation and detection).
-        index: Classify by the nearest files of this index.
-        level: Level of the index's labels.
-        neighbors: Files of the index that vote on each image.
-        tta: Average the probabilities of each image and its mirror image (classifiers).
-        device: 'cpu', 'cuda' or 'auto'.
+    run        Run or artifact folder, or published weights such as resmlp_s12:in1k.
+    images     Image files, folders or videos; - reads paths or one image from standard input. Paths there are one per
+               line or separated by NUL characters. An iterable is read lazily.
+    top        Classes per image. Default: 3; of several labels, all that apply. Detectors list every object.
+    threshold  Drop classes with a lower score; an image without any is none. Of masks: those with a smaller share of
+               the pixels.
+    csv        Write the predictions to a CSV file. It is replaced if it exists.
+    parquet    Write the predictions to a parquet file. It is replaced if it exists.
+    sort_into  Copy images into folders by class in this new folder. A folder is named after the first class of its
+               images, or none.
+    every      Use every N-th frame of videos. Default: one per second; animations: all.
+    out        Folder for masks, boxes and overlays (segmentation and detection).
+    index      Classify by the nearest files of this index of the run; needs no classifier.
+    level      Level of the index's labels, fine for the finest. Default: the index's.
+    neighbors  Files of the index that vote on each image. Default: 20.
+    tta        Average the probabilities of each image and its mirror image (classifiers).
+    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
     """
     stream = PredictionStream(**locals())
     if csv is None and parquet is None and sort_into is None:

@@ -55,14 +55,14 @@ def report(
 ) -> Path:
     """Write one self-contained HTML page about a run, or about several side by side, and return its path.
 
-    runs     run folder, or several
-    data     where the data are now; several runs are evaluated on it
-    split    evaluate this split of the data now and report on it: train, val, test or all
-    level    label level to compare with (default: that of the model's classes)
-    v2       the folder names of the data are class numbers, as in ImageNet-V2
-    val      for several runs: plot their top-1 on this data, instead of each run's val, against `data`
-    page     HTML page (default: RUN/report.html, RUN/report-SPLIT.html, or comparison.html here)
-    reading  how to read the data (default: as in training)
+    runs     Run folders; two or more are compared.
+    data     Where the data are now. Several runs are evaluated on it.
+    split    Evaluate this split of the data now and report on it. One of 'train', 'val', 'test' or 'all'.
+    level    Label level to compare with. Default: that of the model's classes.
+    v2       Folder names of `data` are class numbers, as in ImageNet-V2.
+    val      Several runs: plot their top-1 on this data, instead of each run's val, against `data`.
+    page     HTML page. Default: RUN/report.html, RUN/report-SPLIT.html, or comparison.html here.
+    reading  How to read the data. Default: as in training.
     """
     names = [os.fspath(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     _check(names, data, split, level, v2=v2, val=val, reading=reading)

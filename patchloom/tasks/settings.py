@@ -73,7 +73,7 @@ class TrainingSettings:
     fit: Annotated[bool, Option("Fit a named recipe to the data and this machine.", panel=MODEL)] = False
     changes: Annotated[
         dict[str, Any],
-        Option("Change a recipe field: augment.mixup=0. Repeatable.", name="set", metavar="FIELD=VALUE", panel=MODEL),
+        Option("Recipe fields to change: augment.mixup=0. Repeatable.", name="set", metavar="FIELD=VALUE", panel=MODEL),
     ] = field(default_factory=dict)
     race: Annotated[
         bool,
@@ -98,7 +98,7 @@ class TrainingSettings:
         Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE", panel=RUN),
     ] = None
     negatives: Annotated[
-        tuple[str, ...], Option("Class that means none of these. Repeatable.", metavar="CLASS", panel=RUN)
+        tuple[str, ...], Option("Classes that mean none of these. Repeatable.", metavar="CLASS", panel=RUN)
     ] = ()
     pictures: Annotated[
         int | None, Option("Draw the network into RUN/pictures every N epochs.", metavar="N", panel=RUN)

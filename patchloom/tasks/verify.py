@@ -69,9 +69,10 @@ def verify(
 ) -> VerifyReport:
     """Check all files of a run, an index or an artifact.
 
-    folder  of a run, an index or an artifact
-    accept  first accept text files that were changed by hand
-    key     file with a public key. Raises CheckpointError unless its private key signed the folder as it is.
+    folder  Folder of a run, an index or an artifact.
+    accept  Accept text that was changed by hand, such as class names.
+    key     File with a public key (PEM): also check the signature of `patchloom sign`. Raises CheckpointError unless
+            its private key signed the folder as it is.
     """
     path = Path(folder)
     _check_folder(path)
@@ -92,8 +93,8 @@ def sign(folder: str | os.PathLike[str], *, key: str | os.PathLike[str]) -> Veri
 
     Raises CheckpointError if a file is damaged.
 
-    folder  of a run, an index or an artifact
-    key     file with a private elliptic-curve key (PEM)
+    folder  Folder of a run, an index or an artifact.
+    key     File with a private elliptic-curve key (PEM).
     """
     path = Path(folder)
     _check_folder(path)

@@ -74,69 +74,72 @@ def train(
     """Train a model, as `patchloom train` does. The same call again resumes.
 
     Model and recipe
-        data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several;
-                        or a Dataset, (images, targets), a list of (image, target), a table, a dict of splits
-        model           network (`patchloom.list_models()`); chosen for the data by default
-        recipe          published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
-        task            'classify', 'multilabel', 'regress', 'segment' or 'detect'; as the recipe or the data by default
-        teacher         distill from a run, 'timm:NAME', 'torchvision:NAME' …
-        init            start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
-                        'auto': published weights that were downloaded before, if any
-        epochs          passes over the data
-        size            image size in pixels
-        batch           images per update over all devices (translation: tokens)
-        fit             fit a named recipe to the data and this machine
-        time            fit the whole run into '30m', '2h', '90s' …
-        set             recipe fields to change: {"augment.mixup": 0}
-        race            let candidates of the automatic recipe race for a fifth of the time, on training images
+        data             Folders of class folders, zip, tar, parquet, a labels file, 'digits', 'hf:user/name' … Also a
+                         Dataset, (images, targets), a list of (image, target), a table, or a dict of splits.
+        model            Network (see `patchloom models`). Default: chosen for the data. Names:
+                         `patchloom.list_models()`.
+        recipe           Published recipe (see `patchloom recipes`), a recipe.yaml, or 'auto'. Or a `Recipe`.
+        task             Task to train, if the data allow several. Default: that of the recipe or the data. One of
+                         'classify', 'multilabel', 'regress', 'segment' and 'detect'.
+        teacher          Distill from a run, 'timm:NAME', 'torchvision:NAME' …
+        init             Start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
+                         'auto': downloaded weights, if any.
+        epochs           Passes over the data.
+        size             Image size in pixels.
+        batch            Images per update over all devices (translation: tokens).
+        fit              Fit a named recipe to the data and this machine.
+        time             Fit the whole run into 90s, 30m, 2h …, planned from a few measured steps.
+        set              Recipe fields to change: augment.mixup=0. As a dict: {"augment.mixup": 0}.
+        race             Let candidates of the automatic recipe race for a fifth of the time, on training images.
 
     Data
-        level           label level to train on, if the data have several
-        labels          table with the columns path and label, for a folder of images
-        label_column    column of the labels file that holds the classes
-        label_pattern   class as a part of the file name: '{label}_*.jpg'
-        taxonomy        file of levels above the classes
-        classes         which of nested folders are the classes: 'innermost' or 'outermost'
-        images          image folder below the data; alone, it is read by class folders
-        masks           mask folder; '{split}annot' names one per split
-        boxes           folder of boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv)
-        ignore          mask value that means unlabeled
-        names           file of class names for numbered classes
-        exclude         list of training images to exclude, as `check A --against B` writes it
-        corrections     labels to change and images to drop, as the page of `audit` writes them
-        val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; '2/5' on
-                        fold 2 of 5 of train; 'test' on the test images, as published CIFAR results do
-        strict          treat warnings about the data as errors: unreadable images, stray classes
+        level            Label level to train on, if the data have several.
+        labels           Table with the columns path and label, for a folder of images.
+        label_column     Column of the labels file that holds the classes.
+        label_pattern    Class as a part of the file name: '{label}_*.jpg'.
+        taxonomy         File of levels above the classes (csv, json, yaml), or imagenet127.
+        classes          Which of nested folders are the classes. 'innermost' or 'outermost'.
+        images           Image folder below DATA; alone, it is read by class folders.
+        masks            Mask folder; '{split}annot' names one per split.
+        boxes            Folder of boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv).
+        ignore           Mask value that means unlabeled.
+        names            File of class names, one per line, or YOLO's yaml, for numbered classes.
+        exclude          List of training images to exclude, as `check A --against B` writes it.
+        corrections      Labels to change and images to drop, as the page of `audit` writes them.
+        val              Validate on images held out of train (default without a val split), on fold 2 of 5 of train, or
+                         on test. Values: 'held-out', '2/5' or 'test'. The first two keep the data's own val, or test,
+                         unseen; published CIFAR results are validated on test.
+        strict           Treat warnings about the data as errors: unreadable images, stray classes.
 
     Your own parts (docs/plugins.md)
-        model           an `nn.Module`, or a function of `num_classes` and `image_size` that returns one
-        transform       function of one training image, in place of the recipe's crop, flip and colors
-        batch_transform function of a batch of images, or of images and targets
-        loss            function (outputs, targets) → scalar tensor
-        metrics         functions (outputs, targets) → float of all val images, by name or as a list
-        callbacks       objects with `on_step`, `on_epoch`, `on_evaluation`, `on_end` (`patchloom.Callback`)
-        optimizer       function of the trainable parameters that returns a `torch.optim.Optimizer`
+        model            An `nn.Module`, or a function of `num_classes` and `image_size` that returns one.
+        transform        Function of one training image, in place of the recipe's crop, flip and colors.
+        batch_transform  Function of a batch of images, or of images and targets.
+        loss             Function (outputs, targets) → scalar tensor.
+        metrics          Functions (outputs, targets) → float of all val images, by name or as a list.
+        callbacks        Objects with `on_step`, `on_epoch`, `on_evaluation`, `on_end` (`patchloom.Callback`).
+        optimizer        Function of the trainable parameters that returns a `torch.optim.Optimizer`.
 
     Run
-        out             run folder; runs/NAME-OF-DATA by default
-        stop_after      stop and save after '30m', '2h', '90s' …
-        folds           cross-validate with K runs, each validated on another part of train; returns a `FoldsResult`
-        patience        stop after this many evaluations without improvement
-        select          metric of val that selects the best weights; top1 by default
-        max_error       answer only where at most this share of the answers is wrong, 0.05 or '5%' (`calibrate`)
-        negatives       classes that mean none of these
-        pictures        draw the network into RUN/pictures every so many epochs
-        preview         draw crops and augmented training images before the first step
-        log             also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'
-        dry_run         plan and measure a few steps; train nothing
+        out              Run folder. Default: runs/NAME-OF-DATA.
+        stop_after       Stop and save after 30m, 2h …; the same command resumes.
+        folds            Cross-validate: K runs, each validated on another part of train. Returns a `FoldsResult`.
+        patience         Stop after N evaluations without improvement.
+        select           Metric of val that selects the best weights. Default: top1.
+        max_error        Answer only where at most this share of the answers is wrong: 5%, 0.05.
+        negatives        Classes that mean none of these.
+        pictures         Draw the network into RUN/pictures every N epochs.
+        preview          Draw crops and augmented training images before the first step.
+        log              Also log to 'tensorboard', 'wandb', 'mlflow' or 'trackio'.
+        dry_run          Print the plan, the memory and the time from a few steps; train nothing.
 
     Hardware
-        device          'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one
-        micro_batches   micro-batches per batch; as many as the memory requires by default
-        workers         processes that read images
-        worker_timeout  seconds without a batch after which a worker counts as hung
-        compile         use torch.compile; by default where it pays off
-        shard           shard weights and optimizer state over the processes (FSDP)
+        device           'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+        micro_batches    Split each batch into N micro-batches. Default: as the memory requires.
+        workers          Processes that read images.
+        worker_timeout   Seconds without a batch after which a worker counts as hung.
+        compile          Use torch.compile. Default: where it pays off.
+        shard            Shard weights and optimizer state over the processes (FSDP).
     """
     options = dict(locals())
     if model is not None and not isinstance(model, str):

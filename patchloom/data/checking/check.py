@@ -51,13 +51,13 @@ def check(
 ) -> CheckReport:
     """Read all images of a dataset, as `open_data` would open it, or all its sentence pairs.
 
-    Args:
-        spec: The dataset: a path, a name, or Python objects.
-        reading: How to read it.
-        against: Another dataset. The report lists training images that its test split (or val, or all) also contains.
-        workers: Number of processes (default: one per core).
-        cache: Remember the result of each file, outside the data, until the file changes.
-        progress: Called with the number of images done and their total.
+    spec      Folder, or any other data that `train` takes.
+    reading   How to read the data (`patchloom.Reading`).
+    against   Test set to compare with: list the training images that it also contains, or nearly. It is compared by its
+              test split (or val, or all).
+    workers   Processes that read images. Default: one per core.
+    cache     Read only the files that changed since the last check. Results are stored outside the data.
+    progress  Called with the number of images done and their total.
     """
     spec = as_spec(spec)
     sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []

@@ -140,18 +140,18 @@ def calibrate(
     Without `max_error` and `negatives`, and with `max_rejected` 0, the run answers every image. Earlier rules are
     replaced. Raises DataError if the images do not allow the promise.
 
-    run           run folder of a classifier
-    data          images with its classes that it was not trained on (default: the data of the run)
-    max_error     largest share of wrong answers to promise: 0.05 or '5%'
-    confidence    probability that the promise holds, over the draw of these images
-    max_rejected  reject images unlike the training images, and at most this share of the others; 0: reject none
-    negatives     classes that mean none of these
-    split         val, test or all (default: val, else the images the run held out)
-    device        'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    batch         images per batch
-    workers       processes that read images
-    reading       how to read the data (default: as in training)
-    progress      called with the number of images done and their total
+    run           Run of a classifier.
+    data          Images with its classes that it was not trained on. Default: the data of the run.
+    max_error     Answer only where at most this share of the answers is wrong: 5%, 0.05.
+    confidence    Probability that `max_error` holds for new images.
+    max_rejected  Reject images unlike the training images, and at most this share of the others; 0: reject none.
+    negatives     Classes that mean none of these.
+    split         'val', 'test' or 'all'. Default: val, or the images the run held out.
+    device        'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    batch         Images per batch.
+    workers       Processes that read images.
+    reading       How to read the data. Default: as in training.
+    progress      Called with the number of images done and their total.
     """
     settings = RuleSettings(
         None if max_error is None else share_of(max_error, "--max-error"),

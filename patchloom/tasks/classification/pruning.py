@@ -157,17 +157,17 @@ def prune(
 ) -> Pruning:
     """Evaluate a run with its matrices A, B and C pruned and quantized, separately and together; nothing is trained.
 
-    run       run folder with a classifier, or published weights
-    data      images with its classes; optional if the network is saved
-    shares    shares of each matrix that are set to zero, smallest weights first: 0.5, 0.9 …
-    bits      numbers of bits that each weight is rounded to: 8, 4, 2 …
-    matrices  letters: A mixes patches, B and C are the layers of the channel MLP
-    out       save the network as a run, with one share, one number of bits, or both (pruned first, then quantized)
-    split     train, val, test or all (default: val, else the images the run held out)
-    batch     images per batch
-    workers   processes that read images
-    device    'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    reading   how to read the data (default: as in training)
+    run       Run of a classifier.
+    data      Images to evaluate on, with the classes of the run. Optional with `out`.
+    shares    Shares of each matrix to set to zero, smallest weights first: 0.5,0.9.
+    bits      Bits to round each weight to: 8,4,2.
+    matrices  Matrices to change: A mixes patches, B and C are the layers of the channel MLP.
+    out       Run folder to save the network to, with one share, one number of bits or both. Pruned first, then rounded.
+    split     'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
+    batch     Images per batch.
+    workers   Processes that read images.
+    device    'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    reading   How to read the data. Default: as in training.
     """
     data = None if data is None else as_spec(data)
     letters = _checked_letters(matrices)

@@ -172,14 +172,21 @@ def probe(
 ) -> dict[str, Probes]:
     """Return the probes of each run by its name: classifiers on frozen features, trained on train, evaluated on val.
 
-    Options that are not listed are those of `evaluate`.
-
-    knn         numbers of neighbors that vote, such as (10, 20)
-    linear      add a linear probe
-    linear_sgd  epochs of a linear probe trained with SGD on augmented images, as in DINO
-    few_shot    images per class of a linear probe trained on few images
-    trunk       use the vectors before the projector of a run that has one
-    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    runs        Run folders or published weights; one or several.
+    data        Images with a train and a val split, of any classes.
+    knn         k nearest neighbors: 10,20. The default probe. As a sequence of numbers.
+    linear      Linear probe.
+    linear_sgd  Epochs of a linear probe trained with SGD on augmented images, as in DINO.
+    few_shot    Linear probe trained on N images per class, such as 5.
+    trunk       Use the vectors before the projector of a run that has one.
+    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    size        Image size in pixels. Default: the run's.
+    crop_ratio  Share of the short side that is kept. Default: the run's.
+    batch       Images per batch.
+    workers     Processes that read images.
+    strict      Treat warnings about the data as errors: stray classes.
+    reading     How to read the data. Default: as in training.
+    level       Label level to compare with. Default: that of the model's classes.
     """
     probes = {}
     for name, folder in runs_by_name(runs).items():

@@ -58,15 +58,15 @@ def soup(
     the images. It helps runs that were fine-tuned from the same weights; those from different random weights do not
     average to anything.
 
-    runs     two or more run folders of one network, trained on the same classes
-    data     images to select on: not those of the final test
-    out      run folder to write
-    uniform  save the mean of all runs instead of the greedy soup
-    split    train, val, test or all (default: val, else the images the first run held out)
-    batch    images per batch
-    workers  processes that read images
-    device   'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    reading  how to read the data (default: as in training)
+    runs     Runs of one network, fine-tuned from the same weights.
+    data     Images to select runs on: not those of the final test.
+    out      Run folder to write.
+    uniform  Save the mean of all runs instead of the greedy soup.
+    split    'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
+    batch    Images per batch.
+    workers  Processes that read images.
+    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    reading  How to read the data. Default: as in training.
     """
     refuse_taken(Path(out))
     folders = runs_by_name(runs)

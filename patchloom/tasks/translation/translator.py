@@ -81,11 +81,13 @@ def translate(
 ) -> list[str] | list[list[LineTranslation]]:
     """Translate lines of text with a run; with `n_best` above 1, return that many translations per line, with scores.
 
-    beams           beams of the search; 1 is greedy (default: the recipe's)
-    length_penalty  larger favors longer translations (default: the recipe's)
-    n_best          translations per line
-    batch           sentences per batch
-    device          'cpu', 'cuda' …; 'auto' uses a GPU if there is one
+    run             Run folder of a translator.
+    lines           Lines of text, one sentence each.
+    beams           Beams of the search; 1 is greedy. Default: the recipe's.
+    length_penalty  Larger favors longer translations. Default: the recipe's.
+    n_best          Translations per line; above 1, with their scores.
+    batch           Sentences per batch.
+    device          'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
     """
     if isinstance(lines, str):
         raise UsageError("lines is a text; expected a list of lines: text.splitlines()")

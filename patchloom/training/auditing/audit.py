@@ -75,24 +75,24 @@ def audit(
     Labels are compared with the predictions of runs that did not train on the image (`train --folds`). The same call
     again resumes these runs, or uses them if they have finished. The data is never changed.
 
-    data       dataset of images with classes
-    folds      number of runs, each of which predicts the images that it did not train on
-    folds_run  folder of a finished `train --folds`, in place of new runs
-    unlabeled  folder of images without labels, to choose the ones most worth labeling from
-    most       number of these
-    model      network; chosen for the data by default
-    recipe     published recipe, a recipe.yaml, a `Recipe`, or 'auto'
-    init       start from a run, published weights or a file
-    epochs     passes over the data per run
-    time       fit all runs into '30m', '2h' …
-    size       image size in pixels
-    batch      images per update
-    set        recipe fields to change: {"augment.mixup": 0}
-    out        folder of the runs; runs/NAME-folds-5 by default
-    device     'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    workers    processes that read images
-    reading    how to read the data (`patchloom.Reading`); images that its corrections mention are not listed again
-    say        called with each line of progress
+    data       Folder, or any other data of classes that `train` takes.
+    folds      Number of runs; each predicts the images it was not trained on.
+    folds_run  Use the finished runs of `train --folds` in this folder.
+    unlabeled  Images without labels, to choose the ones most worth labeling from.
+    most       Number of unlabeled images to choose.
+    model      Network. Default: chosen for the data.
+    recipe     Published recipe, a recipe.yaml, or 'auto'. Also a `Recipe`.
+    init       Start from a run, published weights or a file; 'none': random.
+    epochs     Passes over the data per run.
+    time       Fit all runs into 30m, 2h …
+    size       Image size in pixels.
+    batch      Images per update.
+    set        Recipe fields to change: augment.mixup=0. As a dict: {"augment.mixup": 0}.
+    out        Folder of the runs. Default: runs/NAME-folds-K.
+    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    workers    Processes that read images.
+    reading    How to read the data (`patchloom.Reading`). Images that its corrections mention are not listed again.
+    say        Called with each line of progress.
     """
     at_least("--most", most, 1)
     if reading.val is not None:

@@ -57,23 +57,24 @@ def sweep(
     The best setting is that with the highest mean over datasets on val images. Where data do not have both a val and
     a test split, val images are held out of train, so that what they have stays unseen.
 
-    data      one dataset, or a list of paths and names
-    grid      recipe field (`optim.lr`, `seed`, `train_share` …) or model, recipe, init, teacher, level, epochs, size,
-              batch → its values; seeds are averaged over, shares of the training set have equal numbers of updates
-    model     network; chosen by the data when left out
-    recipe    a published recipe, a recipe.yaml, a `Recipe`, or 'auto'
-    init      start from a run, from published weights or from a file
-    epochs    passes over the data
-    size      image size in pixels
-    batch     images per update
-    set       other recipe fields to change: {"augment.mixup": 0}
-    exclude   list of training images to exclude
-    out       folder of the sweep; runs/sweep-NAME-OF-DATA when left out
-    device    'cpu', 'cuda' …; 'auto' takes a GPU if there is one
-    workers   processes that prepare images
-    test      evaluate the chosen setting, and no other, on the test images
-    dry_run   plan and measure; train nothing
-    say       what is told goes there
+    data     Datasets, each trained on separately. A list if there are several.
+    grid     Recipe field, seed, train_share, model, recipe, init, teacher, level, epochs, size or batch, and its
+             values. All combinations are trained. As a dict: {"optim.lr": (1e-3, 2e-3)}. Seeds are averaged over;
+             shares of the training set have equal numbers of updates.
+    model    Network. Default: chosen for the data.
+    recipe   Published recipe, a recipe.yaml, or 'auto'. Also a `Recipe`.
+    init     Start from a run, published weights or a file.
+    epochs   Passes over the data.
+    size     Image size in pixels.
+    batch    Images per update.
+    set      Recipe fields to change for all runs: augment.mixup=0. As a dict: {"augment.mixup": 0}.
+    exclude  List of training images to exclude.
+    out      Sweep folder. Default: runs/sweep-NAME.
+    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    workers  Processes that read images.
+    test     Evaluate the chosen setting, and no other, on the test images.
+    dry_run  Print the number of runs and the time they take; train nothing.
+    say      Called with each line of progress.
     """
     sets = [data] if isinstance(data, str | os.PathLike) else split_specs(data)
     sets = [os.fspath(one) for one in sets]
