@@ -204,7 +204,11 @@ def test_commands_and_functions_take_the_same_options_with_the_same_defaults(ver
         assert own[name].default == (inspect.Parameter.empty if empty else default), name
 
 
-DESCRIBED = {"train": (TrainOptions, patchloom.train)} | {verb: row[:2] for verb, row in VERBS.items()}
+DESCRIBED = {
+    "train": (TrainOptions, patchloom.train),
+    "probe --levels": (ProbeOptions, patchloom.evaluate_levels),
+    **{verb: row[:2] for verb, row in VERBS.items()},
+}
 # Sentences of a help text about typing the option, which the docstring of the function omits.
 ABOUT_TYPING = re.compile(
     r" ?\b(Repeatable|Without a value: \d+|With --levels: separability|Quote one that has several parts"

@@ -40,11 +40,23 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * len(head), *rows]) + "\n"
 
 
+_ENTRY = re.compile(r"(?m)^( *)(\S+) {2,}(\S.*(?:\n\1 {4,}\S.*)*)")  # name  meaning, in aligned columns
+
+
 def docstring(thing: object) -> str:
-    """Return a docstring as Markdown: paragraphs in columns keep them."""
+    """Return a docstring as Markdown: lists of names and meanings become tables, other columns stay as they are."""
     paragraphs = re.split(r"\n{2,}", inspect.getdoc(thing) or "")
-    columns = re.compile(r"(?m)^ |^\S+ {2,}\S")
-    return "\n\n".join(f"```text\n{part}\n```" if columns.search(part) else part for part in paragraphs) + "\n"
+    return "\n\n".join(map(_paragraph, paragraphs)) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("Args:\n"):
+        text = re.sub(r"(?m)^( {4}\w+): ", r"\1  ", text.removeprefix("Args:\n"))
+    rows = [(code(name), cell(meaning)) for _, name, meaning in _ENTRY.findall(text)]
+    head = _ENTRY.sub("", text).strip()
+    if rows and "\n" not in head:
+        return (f"**{head}**\n\n" if head else "") + table(("name", "meaning"), rows).rstrip()
+    return f"```text\n{text}\n```" if re.search(r"(?m)^ |^\S+ {2,}\S", text) else text
 
 
 _TYPES = {int: "INTEGER", float: "FLOAT"}

@@ -96,18 +96,7 @@ class EvaluationMethods:
     def evaluate(self, data: "Data", **options: Unpack[EvaluationKeywords]) -> "Evaluation":
         """Evaluate the classifier on a dataset with its classes, matched by name.
 
-        split       train, val, test or all (default: val, else the images the run held out, else all)
-        size        image size in pixels (default: the model's)
-        crop_ratio  share of the short side that is kept (default: the model's)
-        real        path of the ImageNet-ReaL labels
-        v2          folder names are class numbers, as in ImageNet-V2
-        batch       images per batch
-        workers     processes that read images
-        strict      raise an error for classes that the model does not know, instead of adding a note
-        reading     how to read the data (`patchloom.Reading`; default: as in training)
-        level       label level to compare with (default: that of the model's classes)
-        tta         average the probabilities of each image and its mirror image
-        progress    called with the number of images done and their total
+        The options are those of `patchloom.evaluate`.
         """
         from patchloom.inference.evaluations import EvaluationData, evaluate_on
 
@@ -130,12 +119,7 @@ class EvaluationMethods:
     ) -> "Probes":
         """Evaluate the features on any dataset with probes that are fitted to its train split and tested on val.
 
-        The model's own head is not used. Options that are not listed are those of `evaluate`.
-
-        knn         numbers of neighbors for a k-NN classifier, such as (10, 20)
-        linear      fit a linear probe
-        linear_sgd  epochs of DINO's linear evaluation: SGD on augmented images
-        few_shot    images per class for a few-shot probe
+        The model's own head is not used. The options are those of `patchloom.probe`.
         """
         from patchloom.inference.probes import ProbeSettings, probe_on
 

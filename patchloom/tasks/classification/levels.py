@@ -88,16 +88,18 @@ def evaluate_levels(
 ) -> LevelEvaluations:
     """Evaluate runs at every level of `data`: val images are the queries, train is the collection.
 
-    device      'cpu', 'cuda' …; 'auto' uses a GPU if there is one
-    halves      measure separability too
-    halves_level  level whose classes are halved (default: that of the run's training, else the finest)
-    trunk       compare images by the input vectors of projectors
-    size        image size in pixels (default: the models')
-    crop_ratio  share of the short side that is kept (default: the models')
-    batch       images per batch
-    workers     processes that read images
-    strict      raise an error for stray classes, instead of adding a note
-    reading     how to read the data (`patchloom.Reading`; default: as in training)
+    runs          Run folders or published weights; one or several.
+    data          Images with a train and a val split, and a taxonomy.
+    device        'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    halves        Measure separability too.
+    halves_level  Level whose classes are halved. Default: that of the run's training, else the finest.
+    trunk         Use the vectors before the projector of a run that has one.
+    size          Image size in pixels. Default: the run's.
+    crop_ratio    Share of the short side that is kept. Default: the run's.
+    batch         Images per batch.
+    workers       Processes that read images.
+    strict        Treat warnings about the data as errors: stray classes.
+    reading       How to read the data. Default: as in training.
     """
     settings, folders = EvaluationSettings(**options), runs_by_name(runs)
     leveled = open_leveled(data, runs, strict=settings.strict, reading=settings.reading)
