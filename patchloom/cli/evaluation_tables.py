@@ -180,6 +180,7 @@ def _print_disagreement(runs: "RunEvaluations") -> None:
 
 
 def _print_tradeoffs(tradeoffs: Any) -> None:
+    from patchloom.engine.display import duration
     from patchloom.models.cost import human
 
     rows = [
@@ -196,6 +197,14 @@ def _print_tradeoffs(tradeoffs: Any) -> None:
     ]
     columns = ["run", "#top-1", "#images/s", "#at batch", "#multiply-adds", "#parameters", "#peak memory"]
     print_table(columns, rows, title=f"accuracy and cost, measured on {tradeoffs[0].device}")
+    trained = [
+        (row.name, f"{row.top1:.2f}", human(row.training_multiply_adds), duration(row.training_s), row.training_device)
+        for row in tradeoffs
+        if row.training_multiply_adds
+    ]
+    if trained:
+        title = "cost of the training: multiply-adds of three forward passes per image"
+        print_table(["run", "#top-1", "#multiply-adds", "#time", "device"], trained, title=title)
 
 
 def print_levels(levels: "LevelEvaluations", *, as_json: bool) -> None:

@@ -83,9 +83,11 @@ TRANSLATION: dict[str, int] = {
 
 
 def human(count: float) -> str:
-    """Format a count as the papers do: 28.6 k, 15.4 M, 3.01 G, 23.0 G."""
+    """Format a count as the papers do: 28.6 k, 15.4 M, 3.01 G, 23.0 G; beyond, as 1.2e+19."""
     if count < 1e5:
         return f"{count / 1e3:.1f} k"
     if count < 1e9:
         return f"{count / 1e6:.1f} M"
-    return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"
+    if count < 1e12:
+        return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"
+    return f"{count:.2g}"

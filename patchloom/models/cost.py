@@ -78,6 +78,18 @@ class Tradeoff:
     batch_size: int
     peak_mem_mib: float | None
     device: str
+    training_multiply_adds: int | None = None  # these three: of the run's training; None if it did not record them
+    training_s: float | None = None
+    training_device: str = ""
+
+
+def training_multiply_adds(images_seen: int, per_image: int) -> int:
+    """Return the multiply-adds of a training, by the usual convention that a step costs three forward passes.
+
+    The backward pass takes two products (with the weights and with the activations) for every one of the forward pass.
+    Evaluations, teachers and averages are not counted, nor is what frozen weights save.
+    """
+    return 3 * images_seen * per_image
 
 
 def cost(model: nn.Module, image_size: Size | None = None) -> Cost:

@@ -36,6 +36,8 @@ _SHAPE = {
     "ended?": str,
     "epochs?": int,
     "seconds?": float,
+    "images_seen?": int,
+    "training_multiply_adds?": int,
     "best_weights?": str,
     "machine?": str,
     "versions?": dict[str, str],
@@ -68,6 +70,8 @@ class RunMetadata:
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0
     seconds: float = 0.0
+    images_seen: int = 0  # in training, every view of an image and every epoch; 0 if unknown
+    training_multiply_adds: int = 0  # of the whole training; 0 if unknown
     best_weights: str = "model"  # or "ema"
     machine: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -100,13 +104,13 @@ def read_run_metadata(folder: Path) -> RunMetadata | None:
         return None
     try:
         values: dict[str, Any] = parse_json(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
-        if "without" in values:  # its name until version 0.1
+        if isinstance(values, dict) and "without" in values:  # its name until version 0.1
             values["exclude"] = values.pop("without")
         check_shape(values, _SHAPE)
         known = RunMetadata.__dataclass_fields__  # newer versions may have more
         metadata = RunMetadata(**{name: value for name, value in values.items() if name in known})
-        if min(metadata.epochs, metadata.seconds) < 0:
-            raise ValueError("it counts epochs or seconds below 0")
+        if min(metadata.epochs, metadata.seconds, metadata.images_seen, metadata.training_multiply_adds) < 0:
+            raise ValueError("it counts epochs, seconds, images or multiply-adds below 0")
         Reading.from_settings(metadata)  # raises ValueError for unknown words
         return metadata
     except ValueError as error:

@@ -11,6 +11,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.layers.low_rank import has_low_rank
+from patchloom.models.cost import training_multiply_adds
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
@@ -31,11 +32,21 @@ def best_network(plan: Plan, run: Run, progress: Progress) -> nn.Module:
     return network.eval()
 
 
+def images_seen(run: Run, progress: Progress) -> int:
+    """Return how many images the run was trained on so far: every view of an image and every epoch counts."""
+    if run.plan is None:
+        return 0
+    per_epoch = min(run.plan.views_per_epoch, run.plan.steps_per_epoch * run.plan.batch_size)
+    return progress.epoch * per_epoch + progress.samples
+
+
 def write_results(
-    plan: Plan, network: nn.Module, val_report: Any, result: TrainResult, *, seconds: float, machine: str
+    plan: Plan, run: Run, network: nn.Module, val_report: Any, result: TrainResult, *, seconds: float
 ) -> Path:
     """Write the val predictions, `run.json` and `report.html`."""
     settings = plan.settings
+    images = images_seen(run, result.progress) if plan.task.whole_images else 0
+    per_image = plan.model_facts().get("multiply_adds") or 0
     if val_report is not None:
         plan.task.training.write_val(plan, val_report)
     record = RunMetadata(
@@ -47,8 +58,10 @@ def write_results(
         ended=result.ended,
         epochs=result.progress.epoch,
         seconds=seconds,
+        images_seen=images,
+        training_multiply_adds=training_multiply_adds(images, per_image),
         best_weights=result.progress.best_weights or "model",
-        machine=machine,
+        machine=machine_of(run.processes),
         versions=installed_versions(),
         choices={choice.key: choice.why for choice in plan.choices},
         notes=list(plan.notes),

@@ -258,9 +258,8 @@ def _report(
     values = f"val {task.report.headline(val_report)}" if metrics else "not evaluated"
     say(f"{how}: {values} {which}")
     if seconds is not None or not (folder / RUN_METADATA).is_file():  # an ended run keeps its time and machine
-        machine = machine_of(run.processes)
         with disk_errors(folder / "report.html"):
-            write_results(plan, best, val_report, outcome, seconds=seconds or 0.0, machine=machine)
+            write_results(plan, run, best, val_report, outcome, seconds=seconds or 0.0)
     for line in task.report.result_lines(plan, val_report) if metrics else ():
         say(line)
     say(f"{folder / 'report.html'}")

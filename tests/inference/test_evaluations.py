@@ -1,6 +1,7 @@
 """Evaluation of one and of several runs, in Python and on the command line."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from patchloom.models.cost import cost
 from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, save_predictions
+from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom_runtime.errors import DataError, UsageError
@@ -210,6 +212,16 @@ def test_accuracy_with_cost(runs) -> None:
         model = patchloom.load(runs[row.name], device="cpu").model
         assert (row.parameters, row.multiply_adds) == (cost(model).parameters, cost(model).multiply_adds)
         assert row.top1 == result.values()[row.name]["top1"]
+        assert row.training_multiply_adds is None  # these runs did not record it
+
+
+def test_the_cost_of_the_training_is_beside_that_of_inference(runs, tmp_path) -> None:
+    recorded = shutil.copytree(runs["s0"], tmp_path / "recorded")
+    record = RunMetadata(data="d", data_name="d", seconds=7.0, training_multiply_adds=123, machine="1 × CPU")
+    write_run_metadata(recorded, record)
+    row, other = evaluate([str(recorded), str(runs["s1"])]).tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
+    assert (row.training_multiply_adds, row.training_s, row.training_device) == (123, 7.0, "1 × CPU")
+    assert other.training_multiply_adds is None
 
 
 def test_runs_with_the_same_name_go_by_their_path(runs, tmp_path) -> None:

@@ -1,6 +1,8 @@
 """Scatter charts, colored by group."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -13,6 +15,7 @@ from patchloom.report.charts.svg import (
     LINE_COLORS,
     RIGHT,
     Axis,
+    LogAxis,
     nice_ticks,
     shorten,
     svg_line,
@@ -22,6 +25,8 @@ from patchloom.report.charts.svg import (
 
 SIDE = 460  # pixels of the plot area
 MAX_LEGEND = 24  # groups
+LOG_ROOM = 1.5  # factor between the outermost points and the ends of a logarithmic axis
+MOST_DECADES = 4  # with ticks at 2 and 5 times a power of ten too
 # After the circle: square, triangle, diamond, around a center.
 _SHAPES = ("m-{0} -{0}h{1}v{1}h-{1}z", "m0 -{0}l{0} {1}h-{1}z", "m0 -{0}l{0} {0}l-{0} {0}l-{0} -{0}z")
 
@@ -43,24 +48,28 @@ def scatter_chart(
     named: bool = False,
     groups: Sequence[str] = (),
     line: tuple[float, float] | None = None,
+    path: Sequence[tuple[float, float]] = (),
+    log: bool = False,
     side: int = SIDE,
 ) -> Markup:
     """Return points colored by group, with a legend; axes without labels have no numbers, as for t-SNE.
 
     `named` writes each point's name next to it. `groups` is the order of the legend (default: that of the points).
-    `line` is the slope and intercept of a straight line. `side` is the side of the plot area in pixels.
+    `line` is the slope and intercept of a straight line, `path` the corners of a dashed one. With `log`, the x axis is
+    logarithmic. `side` is the side of the plot area in pixels.
     """
     names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
     listed = [name for name in names if name][:MAX_LEGEND]
     left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
     legend = 30 + LETTER * max(len(shorten(name, 24)) for name in listed) if listed else RIGHT if x_label else 8
     width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(listed) + 2))
-    across, up = _scatter_axes(points, left, side, ticked=bool(x_label))
+    across, up = _scatter_axes(points, left, side, ticked=bool(x_label), log=log)
     name = f"{y_label} by {x_label}" if x_label else "points by group"
     parts = [
         svg_start(width, height, "scatter", name, f"{len(points)} points", fixed=True),
         *_frame(across, up, x_label, y_label),
         *([_straight_line(*line, across, up)] if line else []),
+        *(_dashed(across(x1), up(y1), across(x2), up(y2)) for (x1, y1), (x2, y2) in pairwise(path)),
     ]
     for point in points:
         values = f" ({point.x:.4g}, {point.y:.4g})" if x_label else ""
@@ -77,7 +86,7 @@ def scatter_chart(
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool) -> tuple[Axis, Axis]:
+def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool, log: bool) -> tuple[Axis, Axis]:
     """Return axes that contain all points; axes with numbers end at ticks."""
     ends = []
     for values in ([point.x for point in points], [point.y for point in points]):
@@ -85,7 +94,21 @@ def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bo
         ticks = nice_ticks(low, high)
         room = 0.04 * (high - low) or 1.0
         ends.append((ticks[0], ticks[-1]) if ticked else (low - room, high + room))
-    return Axis(*ends[0], left, left + side), Axis(*ends[1], 10 + side, 10)
+    up = Axis(*ends[1], 10 + side, 10)
+    if log:
+        xs = [point.x for point in points]
+        return LogAxis(min(xs) / LOG_ROOM, max(xs) * LOG_ROOM, left, left + side), up
+    return Axis(*ends[0], left, left + side), up
+
+
+def _ticks(axis: Axis) -> list[float]:
+    """Return the ticks of an axis; of a logarithmic one, those of 1, 2 and 5 times powers of ten that it contains."""
+    if not isinstance(axis, LogAxis):
+        return nice_ticks(axis.low, axis.high)
+    powers = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
+    factors = (1, 2, 5) if len(powers) <= MOST_DECADES else (1,)
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    return [tick for tick in ticks if axis.low <= tick <= axis.high]
 
 
 def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
@@ -93,10 +116,10 @@ def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
     parts = [Markup('<path d="M{0:.1f} {1:.1f}H{2:.1f}V{3:.1f}H{0:.1f}Z" class="grid"/>').format(*corners)]
     if not x_label:
         return parts
-    for tick in nice_ticks(across.low, across.high):
+    for tick in _ticks(across):
         parts.append(svg_line(across(tick), up.start, across(tick), up.end))
         parts.append(svg_text(across(tick), up.start + 16, f"{tick:g}", "middle"))
-    for tick in nice_ticks(up.low, up.high):
+    for tick in _ticks(up):
         parts.append(svg_line(across.start, up(tick), across.end, up(tick)))
         parts.append(svg_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
     parts.append(svg_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
@@ -109,6 +132,10 @@ def _straight_line(slope: float, height: float, across: Axis, up: Axis) -> Marku
     low, high = sorted(((up.low - height) / slope, (up.high - height) / slope)) if slope else (across.low, across.high)
     ends = [max(across.low, low), min(across.high, high)]
     (x1, y1), (x2, y2) = ((across(x), up(height + slope * x)) for x in ends)
+    return _dashed(x1, y1, x2, y2)
+
+
+def _dashed(x1: float, y1: float, x2: float, y2: float) -> Markup:
     shape = Markup('<path d="M{:.2f} {:.2f}L{:.2f} {:.2f}" style="stroke:gray;stroke-dasharray:5 4"/>')
     return shape.format(x1, y1, x2, y2)
 

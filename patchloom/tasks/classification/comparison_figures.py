@@ -1,4 +1,4 @@
-"""Charts that compare runs, after figures of the papers: levels, two test sets, seeds, residual branches."""
+"""Charts that compare runs, after figures of the papers: levels, two test sets, cost, seeds, residual branches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.tasks.classification.levels import FINEST, MEASURES, LevelEvaluations
 from patchloom.tasks.classification.seeds import SeedCloud, final_values
 from patchloom.tasks.classification.several_runs import RunEvaluations
-from patchloom.tasks.images.run_contents import RunContents
+from patchloom.tasks.images.run_contents import RunContents, count_cost
 
 LEAST_SEEDS = 3  # runs for which a spread is drawn
 SMALL_SCATTER = 260  # pixels; three charts fit in a row
@@ -99,6 +99,43 @@ def cloud_chart(
         return chart, ""
     fit = f"The dashed line fits all runs by least squares: {cloud.line[0]:.2f} points on {second} per point on {first}"
     return chart, f"{fit}, correlation {cloud.correlation:.2f}."
+
+
+def cost_charts(contents: Mapping[str, RunContents], top1: Mapping[str, float]) -> list[Chart]:
+    """Draw Mixer figure 2, left: top-1 against the cost of the training and of inference, with the Pareto frontier.
+
+    A chart has the runs whose cost is known; runs of equal cost have none.
+    """
+    training = {name: each.record.training_multiply_adds for name, each in contents.items() if each.record}
+    inference = {name: counted.multiply_adds for name, each in contents.items() if (counted := count_cost(each))}
+    charts = []
+    for title, costs in (("Cost of the training", training), ("Cost of inference, per image", inference)):
+        points = [
+            Point(costs[name] / 1e9, value, name, contents[name].files.model)
+            for name, value in top1.items()
+            if costs.get(name)
+        ]
+        if len({point.x for point in points}) < 2:
+            continue
+        chart = scatter_chart(
+            points,
+            x_label="multiply-adds, billions",
+            y_label="top-1, %",
+            named=len(points) <= MAX_NAMED,
+            path=pareto_frontier([(point.x, point.y) for point in points]),
+            log=True,
+        )
+        charts.append((title, chart))
+    return charts
+
+
+def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the (cost, accuracy) points that no other point beats at the same or a lower cost, by rising cost."""
+    frontier: list[tuple[float, float]] = []
+    for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not frontier or accuracy > frontier[-1][1]:
+            frontier.append((cost, accuracy))
+    return frontier
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from patchloom.report.charts import LINE_COLORS, Series, line_chart
 from patchloom.report.page import write_page
 from patchloom.report.pictures.embeddings import pca_energy_chart
 from patchloom.report.run_report import curve, neighbor_count, steps_per_unit, value_text
-from patchloom.tasks.classification.comparison_figures import branch_charts, cloud_chart, level_charts, seed_figures
+from patchloom.tasks.classification.comparison_figures import (
+    branch_charts,
+    cloud_chart,
+    cost_charts,
+    level_charts,
+    seed_figures,
+)
 from patchloom.tasks.classification.levels import MEASURES, LevelEvaluations, evaluate_levels
 from patchloom.tasks.classification.seeds import cloud
 from patchloom.tasks.classification.several_runs import RunEvaluations, evaluate, runs_by_name
@@ -85,6 +91,9 @@ def report_runs(
         curves=[] if seeds and len(contents) > LINE_COLORS else _curves(contents),
         seeds=seeds,
         cloud=attempted(lambda: _cloud(evaluations, contents, data, val), notes) if evaluations and data else None,
+        costs=cost_charts(contents, {name: report.top(1) for name, report in reports.items()})
+        if _same_classes(reports)
+        else [],
         branches=branch_charts(contents),
         classes=_classes(reports) if by_run else [],
         apart=_disagreement(by_run) if by_run else None,

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -27,6 +27,7 @@ from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
 from patchloom.runs.locate import find_run
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.classification.exported import open_exported_classifier
 from patchloom.tasks.classification.seeds import (
     EarlyEpochs,
@@ -110,11 +111,15 @@ class RunEvaluations:
         return cloud(own, {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()})
 
     def tradeoffs(self, *, device: str = "auto", **measuring: Any) -> list[Tradeoff]:
-        """Return accuracy with throughput, multiply-adds, parameters and memory, measured on this machine."""
+        """Return accuracy with throughput, multiply-adds, parameters and memory, measured on this machine.
+
+        Runs that recorded the cost of their training have that too.
+        """
         classifiers = {name: load(folder, device=device) for name, folder in self.folders.items()}
         top1 = {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()}
         on_device = next(iter(classifiers.values())).device
-        return tradeoffs({name: c.model for name, c in classifiers.items()}, top1, device=on_device, **measuring)
+        rows = tradeoffs({name: c.model for name, c in classifiers.items()}, top1, device=on_device, **measuring)
+        return [_with_training_cost(row, read_run_metadata(self.folders[row.name])) for row in rows]
 
     def not_only_seeds(self) -> list[str]:
         """Return the recipe fields, except the seed, in which the runs differ."""
@@ -195,6 +200,17 @@ def probe(
             data, knn=knn, linear=linear, linear_sgd=linear_sgd, few_shot=few_shot, **options
         )
     return probes
+
+
+def _with_training_cost(row: Tradeoff, record: RunMetadata | None) -> Tradeoff:
+    if record is None or not record.training_multiply_adds:
+        return row
+    return replace(
+        row,
+        training_multiply_adds=record.training_multiply_adds,
+        training_s=record.seconds,
+        training_device=record.machine,
+    )
 
 
 def _in_words(pair: Comparison) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,14 @@ from patchloom.report.charts import Point, SeedRange, Series, histogram_chart, l
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.runs.branch_norms import add_branch_norms
 from patchloom.runs.checksums import write_checked
-from patchloom.tasks.classification.comparison_figures import NO_LEVEL, level_charts
+from patchloom.runs.predictions import load_predictions
+from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.tasks.classification.comparison_figures import NO_LEVEL, level_charts, pareto_frontier
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.classification.levels import LevelEvaluation, LevelEvaluations
 from patchloom.tasks.classification.seeds import SeedCloud, early_and_last
 from patchloom.tasks.classification.several_runs import evaluate
+from patchloom.tasks.images.run_contents import count_cost, read_run
 from patchloom.tasks.report import report_run
 from tests.reliability.commands import command
 
@@ -99,6 +103,55 @@ def test_the_line_fits_by_least_squares_and_stays_in_the_frame() -> None:
     x1, y1, x2, y2 = (float(n) for n in re.findall(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" style', chart)[0])
     assert (x1, y1, y2) == pytest.approx((frame[0], frame[3], frame[1]))
     assert frame[0] < x2 < frame[2]
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_frontier_has_the_points_that_nothing_as_cheap_beats() -> None:
+    points = [(2.0, 70.0), (1.0, 60.0), (3.0, 65.0), (1.0, 55.0), (4.0, 70.0), (8.0, 71.0)]
+    assert pareto_frontier(points) == [(1.0, 60.0), (2.0, 70.0), (8.0, 71.0)]
+
+
+def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
+    points = [Point(10.0**power, power, str(power)) for power in range(3)]
+    chart = scatter_chart(points, x_label="x", y_label="y", log=True, path=[(1.0, 0.0), (100.0, 2.0)])
+    xs = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', chart)]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.02)
+    start, end = (float(x) for x in re.findall(r'd="M([\d.]+) [\d.]+L([\d.]+) [\d.]+" style', chart)[0])
+    assert (start, end) == pytest.approx((xs[0], xs[2]), abs=0.01)
+
+
+def test_runs_are_drawn_by_the_cost_of_their_training(trained, tmp_path) -> None:
+    records = {name: read_run_metadata(trained / name) for name in ("a", "vit")}
+    for name, record in records.items():
+        contents = read_run(trained / name)
+        counted = count_cost(contents)
+        assert record is not None
+        assert counted is not None
+        assert record.images_seen > 0
+        assert record.training_multiply_adds == 3 * record.images_seen * counted.multiply_adds
+    assert contents.files.recipe is not None
+    epochs = contents.files.recipe.schedule.epochs
+    assert records["vit"].images_seen % epochs == 0  # type: ignore[union-attr]
+    drawn = section(report_runs([str(trained / name) for name in records], out=tmp_path / "page.html"), "costs")
+    for name, record in records.items():
+        own = load_predictions(trained / name).report.top(1)
+        x = re.escape(f"{record.training_multiply_adds / 1e9:.4g}")  # type: ignore[union-attr]
+        assert re.search(rf"<title>{name} · \w+ \({x}, {own:.4g}\)", drawn)
+
+
+def test_runs_without_a_recorded_cost_are_not_drawn_by_it(run, tmp_path) -> None:
+    folders = [run("a"), run("vit")]
+    for folder in folders:
+        record = read_run_metadata(folder)
+        assert record is not None
+        old = {
+            key: value for key, value in asdict(record).items() if key not in ("images_seen", "training_multiply_adds")
+        }
+        write_checked(folder, {"run.json": json.dumps(old).encode()})
+    drawn = section(report_runs([str(folder) for folder in folders], out=tmp_path / "page.html"), "costs")
+    assert drawn.count("<svg") == 1  # of inference
 
 
 # Seeds ----------------------------------------------------------------------------------------------------------------

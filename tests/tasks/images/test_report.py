@@ -135,7 +135,7 @@ def test_a_run_of_a_newer_version_is_refused(run) -> None:
 def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     page = report_runs([str(trained / name) for name in ("a", "b", "vit")], out=tmp_path / "page.html")
     assert [name for name in sections(page) if name not in ("notes", "classes")] == [
-        *("settings", "numbers", "pairs", "curves", "apart"),
+        *("settings", "numbers", "pairs", "curves", "costs", "apart"),
     ]
     text = page.read_text("utf-8")
     settings = text.partition('id="settings"')[2].partition("</section>")[0]
