@@ -17,7 +17,12 @@ class BenchOptions:
     ]
     device: Device = "auto"
     size: Annotated[int, Option("Image size in pixels.")] = 224
-    batches: Annotated[str, Option("Batch sizes to try; the fastest is reported.", metavar="N,…")] = "1,4,16,64"
+    batches: Annotated[
+        str, Option("Batch sizes to try; the fastest is reported. Or the largest that fits.", metavar="N,…|largest")
+    ] = "1,4,16,64"
+    limit_mib: Annotated[
+        int | None, Option("With --batches largest: the memory of a batch in MiB. Default: that of the GPU.", minimum=1)
+    ] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option("Precision.")] = "float32"
     absorb: Annotated[bool, Option("Also measure each network with its affine parts absorbed.")] = False
     compiled: Annotated[bool, Option("Measure under torch.compile.", name="compile")] = False
@@ -39,17 +44,20 @@ def bench(options: BenchOptions) -> None:
     from patchloom.models.bench import bench as measure_networks
     from patchloom.models.bench import bench_memory
 
-    batches = parse_counts("--batches", options.batches, "1,16,64")
     shared: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
     if options.memory is not None:
         sizes = parse_counts("--memory", options.memory, "224,384,512")
-        peaks = bench_memory(_expand(options.names), sizes, batch=batches[0], **shared)
-        _print_memory(peaks, sizes, batches[0], options)
+        batch = parse_counts("--batches", options.batches, "1,16,64")[0]
+        peaks = bench_memory(_expand(options.names), sizes, batch=batch, **shared)
+        _print_memory(peaks, sizes, batch, options)
         return
     rows = measure_networks(
         _expand(options.names),
         size=options.size,
-        batches=batches,
+        batches="largest"
+        if options.batches == "largest"
+        else parse_counts("--batches", options.batches, "1,16,64 or largest"),
+        limit_mib=options.limit_mib,
         absorb=options.absorb,
         compile=options.compiled,
         seconds=options.seconds,

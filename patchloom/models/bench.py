@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import timm
 import torch
 from torch import nn
 
-from patchloom.machine import resolve_device
-from patchloom.models.cost import Cost, Speed, cost, measure
+from patchloom.machine import device_kind, resolve_device
+from patchloom.models.cost import Cost, Speed, cost, measure, measure_largest
 from patchloom.models.network import Network
 from patchloom.models.network import absorb as absorb_affine
 from patchloom.models.peak_memory import memory_by_size
@@ -34,7 +34,8 @@ def bench(
     *,
     device: str = "auto",
     size: int = 224,
-    batches: Sequence[int] = (1, 4, 16, 64),
+    batches: Sequence[int] | Literal["largest"] = (1, 4, 16, 64),
+    limit_mib: int | None = None,
     dtype: Dtype = "float32",
     absorb: bool = False,
     compile: bool = False,  # noqa: A002
@@ -42,15 +43,23 @@ def bench(
 ) -> list[BenchRow]:
     """Measure networks side by side. They take turns, so that noise affects all of them alike.
 
-    names    Networks; 'timm:NAME' is a network of timm.
-    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
-    size     Image size in pixels.
-    batches  Batch sizes to try; the fastest is reported.
-    dtype    Precision. One of 'float32', 'bfloat16' or 'float16'.
-    absorb   Also measure each network with its affine parts absorbed.
-    compile  Measure under torch.compile.
-    seconds  Seconds per network and batch size.
+    names      Networks; 'timm:NAME' is a network of timm.
+    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    size       Image size in pixels.
+    batches    Batch sizes to try; the fastest is reported. Or the largest that fits.
+    limit_mib  With --batches largest: the memory of a batch in MiB. Default: that of the GPU.
+    dtype      Precision. One of 'float32', 'bfloat16' or 'float16'.
+    absorb     Also measure each network with its affine parts absorbed.
+    compile    Measure under torch.compile.
+    seconds    Seconds per network and batch size.
     """
+    device = resolve_device(device)
+    if batches != "largest" and limit_mib is not None:
+        raise UsageError("limit_mib is for batches='largest'; leave it out for listed batch sizes")
+    if batches == "largest" and device_kind(device) == "cpu" and (limit_mib is None or compile):
+        raise UsageError(
+            "on a CPU, the largest batch needs limit_mib, such as 1000, and networks that are not compiled"
+        )
     networks: dict[str, nn.Module] = {}
     for name in names:
         network = networks[name] = make_network(name, size).eval()
@@ -59,14 +68,11 @@ def bench(
     costs = {name: cost(network, size) for name, network in networks.items()}
     if compile:
         networks = {name: torch.compile(network) for name, network in networks.items()}  # type: ignore[misc]
-    speeds = measure(
-        networks,
-        device=resolve_device(device),
-        dtype=getattr(torch, dtype),
-        image_size=size,
-        batch_sizes=list(batches),
-        seconds=seconds,
-    )
+    shared: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "image_size": size, "seconds": seconds}
+    if batches == "largest":
+        speeds = measure_largest(networks, limit_mib=limit_mib, **shared)
+    else:
+        speeds = measure(networks, batch_sizes=list(batches), **shared)
     return [BenchRow(name, costs[name], speeds[name]) for name in networks]
 
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from patchloom.models.catalog import human as human
 from patchloom.models.network import Network, Size
-from patchloom.models.peak_memory import peak_mem_mib
+from patchloom.models.peak_memory import largest_batch, peak_mem_mib
 from patchloom_runtime.errors import ResourceError, UsageError
 
 aten = torch.ops.aten
@@ -235,6 +235,31 @@ def measure(
             f"{', '.join(failed)}: a batch of {min(batch_sizes)} does not fit into the memory of {device}"
         )
     return best
+
+
+def measure_largest(
+    models: Mapping[str, nn.Module],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    image_size: Size | None = None,
+    seconds: float = 2.0,
+    limit_mib: float | None = None,
+) -> dict[str, Speed]:
+    """Measure each network, alone on the device, at the largest batch that fits into its memory or `limit_mib`."""
+    device = torch.device(device)
+    speeds: dict[str, Speed] = {}
+    for name, model in models.items():
+        network, size = model.to(device, dtype).eval(), _size_of(model, image_size)
+        batch = largest_batch(network, (3, *size), limit_mib)
+        if batch:
+            images = torch.randn(batch, 3, *size, device=device, dtype=dtype)
+            speeds |= _take_turns({name: network}, {name: images}, seconds)
+        model.to("cpu")
+        if name not in speeds:
+            limit = f"{limit_mib:g} MiB" if limit_mib else f"the memory of {device}"
+            raise ResourceError(f"{name}: a batch of {batch or 1} does not fit into {limit}")
+    return speeds
 
 
 def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], seconds: float) -> dict[str, Speed]:

@@ -17,6 +17,7 @@ from patchloom.models.network import Network
 from patchloom_runtime.errors import ResourceError
 
 MIB = 2**20
+PROBES = 3  # batch sizes that `largest_batch` tries between two powers of two
 
 
 def peak_mem_mib(model: nn.Module, images: Tensor) -> float:
@@ -50,6 +51,34 @@ def memory_by_size(
     if all(value is None for value in peaks.values()):
         raise ResourceError(f"{batch} images of {min(sizes)} pixels do not fit into the memory of {device}")
     return peaks
+
+
+def largest_batch(model: nn.Module, shape: Sequence[int], limit_mib: float | None = None) -> int:
+    """Return the largest batch of inputs of `shape` whose inference fits into the memory, to an eighth; 0 if none does.
+
+    The size is doubled until a batch does not fit, then halfway sizes are tried. With `limit_mib`, a batch fits if its
+    peak memory is at most that; a CPU needs it, since its memory may be swapped instead of being full.
+    """
+    weights = next(model.parameters())
+
+    def fits(batch: int) -> bool:
+        try:
+            peak = peak_mem_mib(model, torch.zeros(batch, *shape, device=weights.device, dtype=weights.dtype))
+        except torch.OutOfMemoryError:
+            return False
+        return limit_mib is None or peak <= limit_mib
+
+    if not fits(1):
+        return 0
+    largest = 1
+    while fits(2 * largest):
+        largest *= 2
+    step = largest // 2
+    for _ in range(PROBES):
+        if step and fits(largest + step):
+            largest += step
+        step //= 2
+    return largest
 
 
 class LiveBytes(TorchDispatchMode):

@@ -1,12 +1,16 @@
 """Peak memory, counted by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from patchloom.models import peak_memory as memory
-from patchloom.models.cost import measure, tradeoffs
-from patchloom.models.peak_memory import MIB, LiveBytes, memory_by_size, peak_mem_mib
+from patchloom.models.bench import bench
+from patchloom.models.cost import measure, measure_largest, tradeoffs
+from patchloom.models.peak_memory import MIB, LiveBytes, largest_batch, memory_by_size, peak_mem_mib
+from patchloom_runtime.errors import ResourceError, UsageError
 from tests.networks import images, small
 
 
@@ -62,6 +66,51 @@ def test_a_convnet_grows_with_the_surface_and_talking_heads_with_its_square() ->
 
     assert growth("patchconvnet_s60") == pytest.approx(4, rel=0.05)
     assert growth("cait_xxs24") > 8
+
+
+@pytest.mark.parametrize(("room", "largest"), [(0, 0), (1, 1), (7, 7), (8, 8), (11, 11), (100, 96), (127, 120)])
+def test_the_largest_batch_is_known_to_an_eighth(room: int, largest: int, monkeypatch) -> None:
+    tried = []
+
+    def full(model: nn.Module, inputs: torch.Tensor) -> float:
+        tried.append(len(inputs))
+        if len(inputs) > room:
+            raise torch.OutOfMemoryError
+        return 1.0
+
+    monkeypatch.setattr(memory, "peak_mem_mib", full)
+    assert largest_batch(nn.Linear(2, 2), (2,)) == largest
+    assert len(tried) <= 12
+
+
+def test_the_largest_batch_stays_below_a_limit() -> None:
+    model = nn.Linear(1024, 1024, bias=False)  # 4 MiB, and 8 KiB per input with its output
+    assert largest_batch(model, (1024,), limit_mib=5) == 128
+    assert largest_batch(model, (1024,), limit_mib=4) == 0
+
+
+def test_the_largest_batch_is_measured_for_each_network() -> None:
+    networks = {"small": small("resmlp_s12"), "large": small("resmlp_s12", image_size=64)}
+    limit = 1.2 * max(peak_mem_mib(network, images(network, batch=2)) for network in networks.values())
+    speeds = measure_largest(networks, seconds=0.01, limit_mib=limit)
+    for name, network in networks.items():
+        shape = (3, *network.config.image_size)
+        assert speeds[name].batch_size == largest_batch(network, shape, limit)
+        assert peak_mem_mib(network, torch.zeros(speeds[name].batch_size, *shape)) <= limit
+    assert speeds["small"].batch_size > speeds["large"].batch_size >= 2
+    with pytest.raises(ResourceError) as error:
+        measure_largest(networks, seconds=0.01, limit_mib=0.01)
+    assert "small" in str(error.value)
+    assert "0.01 MiB" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"batches": "largest"}, {"limit_mib": 100}, {"batches": "largest", "limit_mib": 100, "compile": True}]
+)
+def test_the_largest_batch_on_a_cpu_needs_a_limit(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
+        bench(["deit_ti"], device="cpu", size=32, **options)
+    assert "limit_mib" in str(error.value)
 
 
 def test_memory_by_size_and_out_of_memory(monkeypatch) -> None:
