@@ -107,6 +107,34 @@ def test_every_row_has_a_command_or_says_that_it_has_none() -> None:
         assert "`patchloom " in cell or cell == "none", head
 
 
+IDS = {"RM": 12, "MX": 10, "SM": 5, "DE": 9, "CA": 6, "PC": 8, "D3": 6, "SS": 2, "GR": 10, "TR": 4, "MT": 3}
+IDS |= {"CO": 4, "FI": 2}
+NOT_COVERED = {"DE-8", "RM-12"}
+
+
+def test_every_id_has_the_rows_that_cover_it() -> None:
+    """A place is a row or a section of the page, or a link to an existing page."""
+    named: list[str] = []
+    for page in sorted(PAPERS.glob("*.md")):
+        above, _, coverage = page.read_text("utf-8").partition("\n## Coverage\n")
+        places = set(re.findall(r"(?m)^(?:## |\| )([^|\n]+?)(?: \||$)", above))
+        for line in re.findall(r"(?m)^\| [A-Z][A-Z\d]-\d.*$", coverage):
+            name, _, where = (cell.strip() for cell in line.strip("|").split("|"))
+            named.append(name)
+            if where == "not covered":
+                assert name in NOT_COVERED
+                continue
+            assert name not in NOT_COVERED
+            if target := re.fullmatch(r"\[[^]]+\]\(([^)#]+)(?:#[\w-]+)?\)", where):
+                assert (PAPERS / target[1]).is_file(), name
+                continue
+            rest = where
+            for place in sorted(places, key=len, reverse=True):
+                rest = re.sub(rf"(?:^|(?<=; )){re.escape(place)}(?=;|$)", "", rest)
+            assert not rest.strip("; "), (name, rest)
+    assert sorted(named) == sorted(f"{topic}-{number}" for topic, last in IDS.items() for number in range(1, last + 1))
+
+
 @pytest.mark.parametrize("text", COMMANDS)
 def test_a_command_is_read(text: str) -> None:
     (verb, *arguments), hints = modernize(shlex.split(text))
