@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from patchloom.data.reading import Reading
 from patchloom.data.text.encoded import EncodedPairs, encode_pairs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.token_batches import TokenLoader
@@ -47,8 +48,9 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 
 # Settings that are about images.
 _IMAGE_OPTIONS = (
-    *("teacher", "size", "pictures", "preview", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy"),
-    *("fit", "exclude", "corrections", "val", *RULE_OPTIONS),
+    *("teacher", "size", "pictures", "preview", "workers", "worker_timeout", "shard", "level", "fit"),
+    *(option.name for option in fields(Reading)),
+    *RULE_OPTIONS,
 )
 
 

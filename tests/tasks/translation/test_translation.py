@@ -2,12 +2,14 @@
 
 import json
 import signal
+from dataclasses import fields
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.data.reading import Reading
 from patchloom.data.text.pairs import open_parallel
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
@@ -242,6 +244,15 @@ def test_mistakes_in_the_text_are_one_line(sides, changes, facts, tmp_path) -> N
 def test_mistakes_in_the_options_are_one_line(given, facts, tmp_path) -> None:
     with refused(UsageError, *facts):
         run_training(settings(tmp_path, **given), say=str)
+
+
+READING = {"ignore": 255, "classes": "innermost", "val": "held-out"}
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(Reading)])
+def test_options_for_reading_images_are_refused(option, tmp_path) -> None:
+    with refused(UsageError, f"--{option.replace('_', '-')}"):
+        make_plan(settings(tmp_path, **{option: READING.get(option, "x")}), "cpu")
 
 
 def test_text_without_its_recipe_is_told_of_it(tmp_path) -> None:
