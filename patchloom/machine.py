@@ -45,16 +45,23 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 
 def resolve_device(device: str) -> str:
-    """Return `device`, with "auto" replaced by "cuda" if torch finds a GPU, else by "cpu"."""
+    """Return `device`, with "auto" replaced by "cuda" or "mps", Apple's GPU, if torch finds one, else by "cpu"."""
     if device != "auto":
         return device
     import torch  # serving counts cores without it
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def why_device(device: str) -> str:
+    """Return why "auto" chose this device."""
+    return {"cuda": "CUDA is available", "mps": "no CUDA, an Apple GPU"}.get(device, "neither CUDA nor an Apple GPU")
 
 
 def device_kind(device: "str | torch.device | None") -> str:
-    """Return "cpu" or "cuda" (default: as for "auto"). Raise UsageError if the device is unknown or missing."""
+    """Return "cpu", "cuda" or "mps" (default: as for "auto"). Raise UsageError if it is unknown or missing."""
     if device is None:
         return resolve_device("auto")
     import torch  # serving counts cores without it
@@ -62,14 +69,32 @@ def device_kind(device: "str | torch.device | None") -> str:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(f"Unknown device {str(device)!r}. Use cpu, cuda or cuda:1.") from error
-    if parsed.type not in ("cpu", "cuda"):
-        raise UsageError(f"Training on {parsed} is not supported. Use cpu, cuda or cuda:1.")
+        raise UsageError(f"Unknown device {str(device)!r}. Use cpu, cuda, cuda:1 or mps.") from error
+    if parsed.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"Training on {parsed} is not supported. Use cpu, cuda, cuda:1 or mps.")
+    if parsed.type == "mps" and ((parsed.index or 0) > 0 or not torch.backends.mps.is_available()):
+        raise UsageError(f"{parsed} is not available: torch finds no such Apple GPU. Use cpu or auto.")
     count = torch.cuda.device_count() if parsed.type == "cuda" else 0
     others = f" or cuda:0 … cuda:{count - 1}" if count else ""
     if parsed.type == "cuda" and (parsed.index or 0) >= count:
         raise UsageError(f"{parsed} is not available: torch finds {plural(count, 'CUDA device')}. Use cpu{others}.")
     return parsed.type
+
+
+def accelerator_name(device: "torch.device") -> str:
+    """Return the name of a GPU, "" for a CPU."""
+    import torch  # serving counts cores without it
+
+    if device.type == "mps":
+        return "Apple GPU (MPS)"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def widest_float(device: "torch.device | None") -> "torch.dtype":
+    """Return float64, or float32 on Apple's GPUs, which lack float64."""
+    import torch  # serving counts cores without it
+
+    return torch.float32 if device is not None and device.type == "mps" else torch.float64
 
 
 def _groups(cgroups: Path, own: Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from patchloom_runtime.errors import UsageError
 RUNS = Path("runs")  # where a shell looks for runs to complete
 
 # Options that several commands share, with one meaning and one help text.
-Device = Annotated[str, Option("cpu, cuda or cuda:1; auto uses a GPU if there is one.")]
+Device = Annotated[str, Option("cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")]
 Split = Annotated[str | None, Option("train, val, test or all. Default: val, or the images the run held out.")]
 Json = Annotated[bool, Option("Print JSON.", name="json", panel=OUTPUT)]
 DryRun = Annotated[bool, Option("Print what would be done and exit.")]

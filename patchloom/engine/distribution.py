@@ -43,6 +43,8 @@ class Processes:
         self._store: dist.Store | None = None
         self.device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device(device or kind)
         self.precision = _resolve_precision(precision, self.device)
+        if kind == "mps" and self.world > 1:
+            raise UsageError(f"{self.device} trains in one process, not in {self.world}. Use --device cpu.")
         if kind == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1 and not dist.is_initialized():
@@ -110,7 +112,8 @@ class Processes:
         if clip_each is not None:
             clip_each_(params, clip_each)
         if clip_norm is not None:
-            nn.utils.clip_grad_norm_(params, clip_norm, foreach=True)
+            # True is for sharded weights; it raises on MPS.
+            nn.utils.clip_grad_norm_(params, clip_norm, foreach=None if self.device.type == "mps" else True)
         if self.scaler:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -164,6 +167,8 @@ class Processes:
         """Wait until the device has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -193,21 +198,24 @@ class Processes:
 
     def rng_states(self) -> list[Tensor]:
         """Return the states of the generators that a network draws from."""
-        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [torch.get_rng_state(), *on_device]
+        if self.device.type == "cpu":
+            return [torch.get_rng_state()]
+        return [torch.get_rng_state(), torch.get_device_module(self.device).get_rng_state(self.device)]
 
     def set_rng_states(self, states: list[Tensor]) -> None:
         """Restore the result of `rng_states`."""
         torch.set_rng_state(states[0])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(states[1], self.device)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).set_rng_state(states[1], self.device)
 
     @contextmanager
     def rng_preserved(self) -> Iterator[None]:
         """Undo the effect of random numbers drawn inside this context on those drawn after it."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        states = self.rng_states()
+        try:
             yield
+        finally:
+            self.set_rng_states(states)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -225,4 +233,6 @@ def _resolve_precision(precision: Precision, device: torch.device) -> Precision:
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
     if precision == "fp16" and device.type != "cuda":
         raise UsageError(f"precision fp16 needs a CUDA device, but the device is {device}. Use bf16 or fp32.")
+    if precision == "bf16" and device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+        return "fp32"
     return precision

@@ -211,7 +211,9 @@ def random_state(device: torch.device) -> Tensors:
         "numpy": torch.tensor([*array, position, has_gauss, cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    if device.type == "cpu":
+        return state
+    return state | {device.type: torch.get_device_module(device).get_rng_state(device)}
 
 
 def set_random_state(state: Tensors, device: torch.device) -> None:
@@ -221,14 +223,19 @@ def set_random_state(state: Tensors, device: torch.device) -> None:
     *array, position, has_gauss, cached = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(array, np.uint32), int(position), int(has_gauss), cached))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type], device)
+
+
+def _devices(state: Tensors) -> set[str]:
+    """Return the kinds of the devices whose generator is in a random state."""
+    return set(state) & {"cuda", "mps"}
 
 
 def _restore_random(processes: Processes, snapshot: Snapshot) -> list[str]:
     world = snapshot.values["world"]
     own = snapshot.tensors.get(f"random-{processes.rank}")
-    if world == processes.world and own and (("cuda" in own) == (processes.device.type == "cuda")):
+    if world == processes.world and own and _devices(own) == {processes.device.type} - {"cpu"}:
         set_random_state(own, processes.device)
         return []
     # Each rank gets its own numbers, the same whenever the run is continued with this number of ranks.

@@ -45,8 +45,9 @@ class Embeddings:
         if network.config.projector == "none":
             return self
         with in_eval_mode(network):
-            parts = [network.projector(part).float() for part in self.vectors.split(ROWS_AT_ONCE)]
-        return replace(self, vectors=torch.cat(parts))
+            device = next(network.parameters()).device
+            parts = [network.projector(part.to(device)).float() for part in self.vectors.split(ROWS_AT_ONCE)]
+        return replace(self, vectors=torch.cat(parts).to(self.vectors.device))
 
     def labeled(self, what: str) -> "Embeddings":
         """Return the labeled embeddings. Raise DataError naming `what` if there are none."""
@@ -67,6 +68,8 @@ def embed(
 ) -> Embeddings:
     """Return the inputs of the network's classifier, on its device; each image once, even if it is repeated.
 
+    From an Apple GPU they come to the CPU, since what is computed from them needs float64.
+
     Pixels are normalized as in the network's training by default. `logits` also returns the classifier's output. The
     host waits for the device once, at the end.
     """
@@ -81,6 +84,7 @@ def embed(
             parts.append((model.vectors(features).float(), batch.labels, batch.index, *outputs))
     if not parts:
         raise DataError("There are no images to embed: the dataset or its split is empty.")
-    embeddings = Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    embeddings = Embeddings(*(column.cpu() if device.type == "mps" else column for column in columns))
     _, first = np.unique(embeddings.index.cpu().numpy(), return_index=True)
     return embeddings.rows(first)

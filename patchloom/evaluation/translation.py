@@ -26,6 +26,7 @@ from torch import nn
 from patchloom.data.text.token_batches import SentenceBatch
 from patchloom.data.text.words import words
 from patchloom.evaluation.classification import in_eval_mode
+from patchloom.machine import widest_float
 from patchloom.objectives.translation import token_losses
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.text.vocabulary import PAD
@@ -92,14 +93,15 @@ def split_compounds(line: str) -> str:
 def token_loss(model: nn.Module, batches: Iterable[SentenceBatch]) -> Iterator[tuple[str, float]]:
     """Yield `loss`, `perplexity` and `tokens` of the references under the network; each row counts once."""
     device = next(model.parameters()).device
-    total, tokens = torch.zeros(2, dtype=torch.float64, device=device)
+    wide = widest_float(device)
+    total, tokens = torch.zeros(2, dtype=wide, device=device)
     with in_eval_mode(model):
         for host_batch in batches:
             batch = host_batch.to(device, non_blocking=True)
             labels = batch.target[:, 1:]
             _, nll = token_losses(model(batch.source, batch.target[:, :-1]), labels)
             counted = batch.weight > 0
-            total += nll.sum(dim=1, dtype=torch.float64)[counted].sum()
+            total += nll.sum(dim=1, dtype=wide)[counted].sum()
             tokens += (labels != PAD)[counted].sum()
     if not tokens:
         raise DataError("There is no target token to evaluate on.")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.machine import widest_float
 from patchloom_runtime.errors import UsageError
 
 Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
@@ -47,7 +48,7 @@ def _constant(function: Any) -> Any:
 def upsampler(
     old: Grid, new: Grid, device: torch.device | None = None, interpolation: Interpolation = "bicubic"
 ) -> Tensor:
-    """Return R: (positions of `new`, positions of `old`), row-major, float64."""
+    """Return R: (positions of `new`, positions of `old`), row-major, float64 (MPS: float32)."""
     return _upsampler(old, new, device, interpolation)
 
 
@@ -63,7 +64,7 @@ def _upsampler(old: Grid, new: Grid, device: torch.device | None, interpolation:
         matrix = torch.ones(1, 1, dtype=torch.float64)
         for old_length, new_length in zip(old, new, strict=True):
             matrix = torch.kron(matrix, _along_one_axis(old_length, new_length, interpolation))
-        return matrix.to(device)
+        return matrix.to(device, widest_float(device))
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +78,8 @@ def resample_rows(weight: Tensor, old: Grid, new: Grid, interpolation: Interpola
     """Return R·weight, for a weight with one row per position: (old, ...) → (new, ...)."""
     if old == new:
         return weight.clone()
-    flat = upsampler(old, new, weight.device, interpolation) @ weight.double().reshape(weight.shape[0], -1)
+    matrix = upsampler(old, new, weight.device, interpolation)
+    flat = matrix @ weight.to(matrix.dtype).reshape(weight.shape[0], -1)
     return flat.view(-1, *weight.shape[1:]).to(weight.dtype)
 
 
@@ -85,7 +87,8 @@ def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
     """Return weight·D, for a weight with one column per position: (..., old) → (..., new)."""
     if old == new:
         return weight.clone()
-    return (weight.double() @ downsampler(old, new, weight.device)).to(weight.dtype)
+    matrix = downsampler(old, new, weight.device)
+    return (weight.to(matrix.dtype) @ matrix).to(weight.dtype)
 
 
 def _along_one_axis(old: int, new: int, interpolation: Interpolation) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from patchloom.machine import accelerator_name
 from patchloom.models.catalog import human as human
 from patchloom.models.network import Network, Size
 from patchloom.models.peak_memory import largest_batch, peak_mem_mib
@@ -316,7 +317,7 @@ def _seconds_of(model: nn.Module, images: Tensor) -> float:
 def _speed(images: Tensor, seconds: float, peak_mem_mib: float | None) -> Speed:
     device = images.device
     threads = torch.get_num_threads()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {threads} threads"
+    name = accelerator_name(device) or f"cpu, {threads} threads"
     dtype = str(images.dtype).removeprefix("torch.")
     return Speed(len(images) / seconds, len(images), peak_mem_mib, name, dtype)
 
@@ -324,6 +325,8 @@ def _speed(images: Tensor, seconds: float, peak_mem_mib: float | None) -> Speed:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:

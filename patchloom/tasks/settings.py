@@ -54,7 +54,7 @@ class TrainingSettings:
     ] = "auto"
     labels: Annotated[str | None, Option("Table with the columns path and label, for a folder of images.")] = None
     out: Annotated[str | None, Option("Run folder. Default: runs/NAME-OF-DATA.")] = None
-    device: Annotated[str, Option("cpu, cuda or cuda:1; auto uses a GPU if there is one.")] = "auto"
+    device: Annotated[str, Option("cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")] = "auto"
     task: Annotated[
         str | None,
         Option(

@@ -122,6 +122,8 @@ def _check_sharding(plan: Plan, processes: Processes) -> None:
 
 
 def _compiles(plan: Plan, schedule: Schedule, processes: Processes) -> bool:
+    if processes.device.type == "mps":  # for which torch.compile is a prototype
+        return False
     if plan.settings.compiled is not None or not plan.task.training.compiles_by_default:
         return bool(plan.settings.compiled)
     long = schedule.total_steps >= COMPILE_FROM_STEPS and (plan.time_s or COMPILE_FROM_S) >= COMPILE_FROM_S

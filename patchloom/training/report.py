@@ -11,6 +11,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.layers.low_rank import has_low_rank
+from patchloom.machine import accelerator_name
 from patchloom.models.cost import training_multiply_adds
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
@@ -106,5 +107,4 @@ def machine_of(processes: Processes) -> str:
     """Return the devices of the processes and their precision as text."""
     device = processes.device
     cpu = f"CPU, {plural(torch.get_num_threads(), 'thread')}"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    return f"{processes.world} × {name}, {processes.precision}"
+    return f"{processes.world} × {accelerator_name(device) or cpu}, {processes.precision}"

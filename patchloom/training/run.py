@@ -21,7 +21,7 @@ from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.engine.trackers import check_trackers
 from patchloom.layers.low_rank import merge_low_rank
-from patchloom.machine import device_kind, resolve_device
+from patchloom.machine import device_kind, resolve_device, why_device
 from patchloom.models.pretrained.table import weights_named
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
@@ -99,6 +99,7 @@ def run_training(
     `ask` answers a question of `--init auto`: whether to download weights. Without it nothing is downloaded.
     """
     device = resolve_device(settings.device)
+    why = f"device {device}: {why_device(device)}" if settings.device == "auto" else ""
     device_kind(device)  # raises before the data are scanned
     check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
@@ -134,7 +135,7 @@ def run_training(
         )
         stack.callback(release, run)
         stack.callback(run.loader.close)
-        say(f"machine    {'; '.join(filter(None, (machine_of(processes), note)))}")
+        say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")
         if dry_run:
             measured = measure(run)
             seconds = measured.total_s(run)

@@ -334,7 +334,7 @@ def make_loader(
     what workers do instead of the recipe's augmentation.
     Decoded datasets are kept in `stores`, if passed, and reused when the loader is created again.
     """
-    size = as_size(image_size)
+    size, device = as_size(image_size), _keeping_device(device)
     check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
     before_crop = BeforeCrop.like(first.image, augment, size)
@@ -390,6 +390,11 @@ def make_loader(
     return loader, made_by_image(memory, how, workers, reason)
 
 
+def _keeping_device(device: torch.device | str) -> torch.device:
+    """Return where decoded images are kept and augmented: `device`, or the CPU for MPS, which lacks float64."""
+    return torch.device("cpu" if torch.device(device).type == "mps" else device)
+
+
 def made_by_image(memory: SampleMemory | None, how: str, workers: int, reason: str = "") -> str:
     """Return how a loader that augments each image by itself makes its batches, and why."""
     once = "once" if memory else "every time"
@@ -412,7 +417,7 @@ def make_evaluation_loader(
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Loader | DeviceLoader:
     """Return a loader of every image once, in order; kept decoded on the device if it fits."""
-    transform = test_transform(image_size, crop_ratio, interpolation, resize)
+    transform, device = test_transform(image_size, crop_ratio, interpolation, resize), _keeping_device(device)
     shared: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": False,

@@ -46,8 +46,8 @@ def fit_head(plan: ImagePlan, network: Network, processes: Processes) -> int:
     fitted = fit_logistic(embedded.vectors, embedded.labels, len(plan.splits.classes), L2, steps=STEPS)
     classifier: Any = network.get_submodule("classifier")
     scaled = fitted.weight / fitted.std.double()[:, None]  # (C, K)
-    classifier.weight.copy_(scaled.T)
-    classifier.bias.copy_(fitted.bias - fitted.mean.double() @ scaled)
+    classifier.weight.copy_(scaled.T.to(classifier.weight.dtype))
+    classifier.bias.copy_((fitted.bias - fitted.mean.double() @ scaled).to(classifier.bias.dtype))
     if tau := recipe.balance.logit_adjustment:  # the loss will add it again
         counts = class_counts(images.labels, len(plan.splits.classes))
         classifier.bias -= torch.from_numpy(logit_adjustment(counts, tau, recipe.objective.loss)).to(classifier.bias)
