@@ -5,18 +5,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchloom.models.pretrained.weights_file import check_weights_file
+from patchloom.models.pretrained.weights_file import read_weights_file
 from patchloom_runtime.errors import CheckpointError, ResourceError
+
+CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # of training checkpoints, as in timm
 
 
 def read_weights(path: str) -> dict[str, Any]:
     """Read tensors by name from a .safetensors or .pth file; from a training checkpoint, its averaged weights."""
-    from timm.models import load_state_dict
+    from timm.models import clean_state_dict
 
-    check_weights_file(Path(path))
+    content = dict(read_weights_file(Path(path)))
+    within = next((key for key in CONTAINERS if content.get(key) is not None), None)
     try:
-        return load_state_dict(path, weights_only=True)
-    except Exception as error:  # torch, pickle and safetensors raise their own types
+        return clean_state_dict(content[within] if within else content)
+    except Exception as error:  # a container that is not a dict
         raise CheckpointError(f"The weights in {path} cannot be read: {_in_one_line(error)}") from error
 
 

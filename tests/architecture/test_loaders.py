@@ -35,8 +35,6 @@ SAFE = {
     ("evaluation/approximate_search.py", "numpy.load"): "allow_pickle=False; size and checksum were compared",
     ("models/bench.py", "compile"): "a parameter: whether to use torch.compile",
     ("models/pretrained/weights_file.py", "numpy.load"): "allow_pickle=False",
-    ("models/pretrained/weights_file.py", "pickle.UnpicklingError"): "the exception alone",
-    ("models/pretrained/weights_file.py", "torch.load"): "weights_only=True, after its globals and size were checked",
     ("recipes/plain_yaml.py", "yaml.load"): "a SafeLoader without aliases",
 }
 

@@ -1,10 +1,6 @@
 """Read untrusted weight files. They are inspected first, so that they can neither run code nor fill the memory."""
 
-import argparse
 import os
-import pickle
-import pickletools
-import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,31 +10,25 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from patchloom.models.pretrained.torch_file import ForeignObjectError, read_torch_file
 from patchloom_runtime.errors import CheckpointError, UsageError
 
 # torch does not compress tensors, and numpy's compression gains little on weights: a higher ratio is an attack.
 MAX_EXPANSION = 4
 HARMLESS_BYTES = 64 << 20
-MOST_LISTED = 5
 
 
 def read_weights_file(path: Path) -> Mapping[str, Any]:
     """Return the contents of a .safetensors, .npz, .pth or .pt file after checking that it is harmless."""
     if not os.path.isfile(path):
         raise UsageError(f"{path}: no such file; pass the path of a .safetensors, .pth or .npz file")
-    check_weights_file(path)
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":  # contains no code and is never compressed
+        try:
             return load_file(path)
-        if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-        # The authors' checkpoints contain their command line as an argparse.Namespace, which runs no code.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of other versions
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # safetensors, numpy and torch raise many types for damaged files
-        raise _unreadable(path, error) from error
+        except Exception as error:  # safetensors raises many types for damaged files
+            raise _unreadable(path, error) from error
+    _check_size(path)
+    loaded = _read_pickle(path) if path.suffix != ".npz" else _read_arrays(path)
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} contains a {type(loaded).__name__}, expected named tensors")
     tensors = _tensors(loaded)
@@ -51,12 +41,31 @@ def read_weights_file(path: Path) -> Mapping[str, Any]:
 
 
 def check_weights_file(path: Path) -> None:
-    """Raise CheckpointError for a file that would run code, or that unpacks to far more than its size."""
+    """Raise CheckpointError for a file that contains more than weights, or that unpacks to far more than its size."""
     if path.suffix == ".safetensors":
-        return  # contains no code and is never compressed
+        return
     _check_size(path)
     if path.suffix != ".npz":
-        _check_globals(path)
+        _read_pickle(path)
+
+
+def _read_arrays(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except Exception as error:  # numpy and torch raise many types for damaged files
+        raise _unreadable(path, error) from error
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        return read_torch_file(path)
+    except ForeignObjectError as error:
+        raise CheckpointError(
+            f"{path} contains more than weights: {error}. Refused; ask for a .safetensors file."
+        ) from error
+    except Exception as error:  # damaged files raise many types
+        raise _unreadable(path, error) from error
 
 
 def _check_size(path: Path) -> None:
@@ -97,44 +106,8 @@ def _copied_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _check_globals(path: Path) -> None:
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except Exception:  # not torch's zip format: an older one, a plain pickle, or not a checkpoint
-        unsafe = _pickled_globals(path)
-    if unsafe:
-        listed = ", ".join(unsafe[:MOST_LISTED]) + (" …" if len(unsafe) > MOST_LISTED else "")
-        raise CheckpointError(
-            f"{path} contains more than weights: loading it would call {listed}. Refused; ask for a .safetensors file."
-        )
-
-
-def _pickled_globals(path: Path) -> list[str]:
-    """Return the globals that a sequence of pickles imports, except those of torch's own files; [] if not a pickle."""
-    names: dict[str, None] = {}
-    try:
-        with path.open("rb") as file:
-            # torch's format before 1.6 has five pickles: magic number, version, machine, the object, storage names.
-            for _ in range(5):
-                strings: list[str] = []
-                for code, value, _ in pickletools.genops(file):
-                    if isinstance(value, str) and code.name != "GLOBAL":
-                        strings.append(value)
-                    if code.name == "GLOBAL":
-                        names[str(value).replace(" ", ".")] = None
-                    elif code.name == "STACK_GLOBAL":
-                        names[".".join(strings[-2:])] = None
-    except Exception:  # the end of the pickles
-        pass
-    return [name for name in names if not name.startswith(("torch.", "collections.OrderedDict", "argparse.Namespace"))]
-
-
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:200]}"
-    if isinstance(error, pickle.UnpicklingError):  # torch's message advises weights_only=False
-        reason = "it contains other objects than tensors"
     return CheckpointError(
         f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {reason}; "
         "it may be truncated or of another format: download it again, or pass a .safetensors, .pth or .npz file"
