@@ -19,14 +19,16 @@ class AuditOptions:
     """Options of `patchloom audit`."""
 
     data: Annotated[
-        tuple[str, ...], Argument("Folder, or any other data of classes that `train` takes.", metavar="DATA")
+        tuple[str, ...],
+        Argument("Folder of class folders, or other classification data that `train` reads.", metavar="DATA"),
     ]
     folds: Annotated[int, Option("Number of runs; each predicts the images it was not trained on.", metavar="K")] = 5
     folds_run: Annotated[
         str | None, Option("Use the finished runs of `train --folds` in this folder.", metavar="DIR")
     ] = None
     unlabeled: Annotated[
-        str | None, Option("Images without labels, to choose the ones most worth labeling from.", metavar="FOLDER")
+        str | None,
+        Option("Folder of unlabeled images; the most useful to label are chosen from it (--most).", metavar="FOLDER"),
     ] = None
     most: Annotated[int, Option("Number of unlabeled images to choose.", metavar="N")] = 20
     page: Annotated[str | None, Option("HTML page. Default: audit.html in the folder of the runs.")] = None

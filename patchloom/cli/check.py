@@ -109,12 +109,13 @@ def _print(
     list_file: Path | None,
 ) -> None:
     from patchloom.cli.output import print_result
+    from patchloom.tasks.table import DEFAULT, TASKS
 
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.images:,} {report.unit}s, no val split"
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
-    names = {"segment": "segmentation", "detect": "detection", "multilabel": "multi-label", "regress": "regression"}
+    names = {task.word: task.name for task in TASKS.values() if task.name != DEFAULT}
     task = f"{names[report.task]}, " if report.task in names else ""
     decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"

@@ -35,7 +35,7 @@ class EvaluationOptions:
     ]
     split: Split = None
     text: Annotated[str | None, Option("Parallel text, for translation runs: BLEU, chrF, loss.")] = None
-    cost: Annotated[bool, Option("Also speed, multiply-adds, parameters and memory.")] = False
+    cost: Annotated[bool, Option("Also measure speed, multiply-adds, parameters and memory.")] = False
     device: Device = "auto"
     multi_scale: Annotated[bool, Option("Segmentation runs: average six scales, each also mirrored.", panel=IMAGES)] = (
         False
@@ -56,9 +56,7 @@ class EvaluationOptions:
     real: Annotated[str | None, Option("ImageNet-ReaL's real.json, for ImageNet's val.", panel=IMAGES)] = None
     v2: Annotated[bool, Option("Folder names are class numbers, as in ImageNet-V2.", panel=IMAGES)] = False
     tta: Annotated[bool, Option("Average the probabilities of each image and its mirror image.", panel=IMAGES)] = False
-    strict: Annotated[
-        bool, Option("Treat warnings about the data as errors: classes the model does not know.", panel=IMAGES)
-    ] = False
+    strict: Annotated[bool, Option("Fail if the data have classes that the model does not know.", panel=IMAGES)] = False
     reading: ReadingOptions = AS_IT_IS
     batch: Batch = 64
     workers: Workers = 0

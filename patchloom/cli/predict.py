@@ -37,7 +37,7 @@ class PredictOptions:
     ] = None
     every: Annotated[
         int | None,
-        Option("Use every N-th frame of videos. Default: one per second; animations: all.", minimum=1, metavar="N"),
+        Option("Use every N-th frame. Default: one per second of videos, all of animations.", minimum=1, metavar="N"),
     ] = None
     out: Annotated[str | None, Option("Folder for masks, boxes and overlays (segmentation and detection).")] = None
     index: Annotated[

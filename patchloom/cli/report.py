@@ -21,7 +21,7 @@ class ReportOptions:
     v2: Annotated[bool, Option("Folder names of --data are class numbers, as in ImageNet-V2.")] = False
     val: Annotated[
         str | None,
-        Option("Several runs: plot their top-1 on this data, instead of each run's val, against --data."),
+        Option("With several runs: data whose top-1 is plotted against that of --data. Default: each run's val."),
     ] = None
     page: Annotated[
         str | None,

@@ -13,7 +13,7 @@ class SoupOptions:
     """Options of `patchloom soup`."""
 
     runs: Annotated[list[str], Argument("Runs of one network, fine-tuned from the same weights.", complete="run")]
-    data: Annotated[str, Option("Images to select runs on: not those of the final test.")]
+    data: Annotated[str, Option("Images on which runs are selected. Do not use the final test set.")]
     out: Annotated[str, Option("Run folder to write.")]
     uniform: Annotated[bool, Option("Save the mean of all runs instead of the greedy soup.")] = False
     split: Split = None
@@ -43,4 +43,4 @@ def soup(options: SoupOptions) -> None:
     print_table(["run", "#top-1, %", "in the soup"], rows, title=f"{result.images:,} images")
     print_result(f"{result.out}")
     runs = shlex.join([*options.runs, options.out])
-    print(f"Next: patchloom compare {runs} TEST   (with other images than these, on which runs were selected)")
+    print(f"Next: patchloom compare {runs} TEST   (TEST: images that were not used to select runs)")

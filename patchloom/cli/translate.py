@@ -152,9 +152,9 @@ def _checked_line(line: bytes, number: int, where: str) -> bytes:
 
 
 def _arriving_lines(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
-    """Yield lines of a pipe or a terminal as soon as they arrive, with those that arrived together.
+    """Yield lists of at most `most` lines, as they arrive from a pipe or terminal.
 
-    So a program that writes a line and waits for its translation gets it.
+    A program can write one line and read its translation before it writes the next.
     """
     lines: list[bytes] = []
     begun: list[bytes] = []  # pieces of a line whose end has not arrived

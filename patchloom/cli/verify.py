@@ -17,7 +17,9 @@ class VerifyOptions:
         str,
         Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
-    accept: Annotated[bool, Option("Accept text that was changed by hand, such as class names.")] = False
+    accept: Annotated[
+        bool, Option("Accept text files that were edited by hand, such as class names, before verifying.")
+    ] = False
     key: Annotated[
         str | None,
         Option("File with a public key (PEM): also check the signature of `patchloom sign`.", metavar="PUB.pem"),

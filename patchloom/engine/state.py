@@ -1,7 +1,8 @@
 """Everything that an exact resume needs, as named tensors and plain values for a checkpoint.
 
-The learning rate and the order of the data follow from the step alone, so they are not saved. Hyper-parameters come
-from the recipe, not from the checkpoint: a run continued with another weight decay uses the new one.
+The order of the data follows from seed and step, and the learning rate from the step (with a time budget: from
+`Progress.position`), so neither is saved. Hyper-parameters come from the recipe, not from the checkpoint: a run
+continued with another weight decay uses the new one.
 """
 
 import random

@@ -233,5 +233,7 @@ def held_out_split(labels: np.ndarray, share: float, generator: np.random.Genera
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[np.concatenate(held_out)] = True
     if not chosen.any():
-        raise UsageError("A linear probe holds out a fifth of train, but no class has two images there.")
+        raise UsageError(
+            "A linear probe holds out a fifth of train, which needs a class with at least two images in train."
+        )
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)

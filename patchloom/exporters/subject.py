@@ -96,7 +96,10 @@ class ExportSubject(ABC):
 
     @abstractmethod
     def calibration(self, count: int) -> np.ndarray:
-        """Return pixels of training images, or of the compared ones if there are no others."""
+        """Return at most `count` training images for calibration, as pixels.
+
+        Without training images, return the images that the export is compared on.
+        """
 
     @abstractmethod
     def agreement(self, outputs: Outputs, expected: Outputs) -> float:

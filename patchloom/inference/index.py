@@ -21,7 +21,7 @@ from patchloom.data.labels.taxonomy import level_named
 from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import embed_files, embed_images
-from patchloom.inference.index_files import IndexMetadata, StoredVectors, read_about
+from patchloom.inference.index_files import FILE, IndexMetadata, StoredVectors, read_about
 from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
 from patchloom.report.notebook import first_names, html_card
@@ -50,6 +50,11 @@ class ListedFile(NamedTuple):
 
     path: str  # absolute
     label: str  # '' for none
+
+
+def is_index(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder holds an index."""
+    return os.path.isfile(os.path.join(folder, FILE))
 
 
 class Index:

@@ -170,8 +170,8 @@ def index(
     if not len(about):
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(collection.files)} images can be read; the first: {first}")
-    shown = [path for path in paths if not isinstance(path, PythonData)]
-    opened, unchanged = Index(folder, about, classifier, shown), len(collection.files) - len(missing)
+    image_folders = [path for path in paths if not isinstance(path, PythonData)]
+    opened, unchanged = Index(folder, about, classifier, image_folders), len(collection.files) - len(missing)
     return BuildSummary(opened, len(missing) - len(unreadable), unchanged, gone, unreadable)
 
 

@@ -213,7 +213,7 @@ def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> 
         if part.rows < 1:
             raise ValueError(f"{part.name} has {part.rows!r} rows")
         if len(set(part.dropped)) < len(part.dropped) or not all(0 <= at < part.rows for at in part.dropped):
-            raise ValueError(f"{part.name} drops rows it does not have")
+            raise ValueError(f"{part.name} lists dropped rows that are not in it, or one twice")
     if len({part.name for part in about.parts}) < len(about.parts):
         raise ValueError("it names a part twice")
     if files != len(about) or exact != about.exact:

@@ -396,7 +396,7 @@ class Network(nn.Module):
 
     @property
     def has_distillation_token(self) -> bool:
-        """Whether there is a second token with its own classifier, which follows a teacher."""
+        """Whether the network has a distillation token: a second class token with its own classifier."""
         return False
 
     @property

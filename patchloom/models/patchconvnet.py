@@ -125,7 +125,7 @@ class AttentionPooled(Network):
 
 
 class PatchConvNet(AttentionPooled):
-    """Stem, trunk, attention pooling, norm, linear classifier."""
+    """PatchConvNet: stem, trunk, attention pooling, norm, linear classifier."""
 
     Config = PatchConvNetConfig
     config: PatchConvNetConfig

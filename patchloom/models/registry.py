@@ -8,11 +8,15 @@ import fnmatch
 import typing
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from patchloom.models.network import FeatureMaps, Network, Size
 from patchloom.plugins import MODULE
 from patchloom_runtime.errors import PatchloomError, UsageError, nearest
+
+# The table of published weights is imported where it is used: predicting loads few modules.
+if TYPE_CHECKING:
+    from patchloom.models.pretrained.table import Weights
 
 # Prefix of the names of a family → its module and class, in the order of `list_models`.
 _FAMILIES = {
@@ -89,45 +93,45 @@ def create_model(
 
     Raises UsageError with the nearest match for an unknown name or option.
     """
-    if weights is None and ":" in name:
-        from patchloom.models.pretrained.table import is_published_name
-
-        if is_published_name(name):
-            name, _, weights = name.partition(":")
-    if pretrained and weights is None:
-        weights = _first_weights(name)
     if features_only:
         num_classes = 0
-    if weights is not None:
-        network = _with_weights(name, weights, num_classes, image_size, options)
+    if row := _published_weights(name, weights, pretrained=pretrained):
+        network = _with_weights(row, num_classes, image_size, options)
     else:
         sizes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
         network = build_model(name, **{key: value for key, value in sizes.items() if value is not None}, **options)
     return FeatureMaps(network) if features_only else network
 
 
-def _first_weights(name: str) -> str:
-    from patchloom.models.pretrained.table import published
+def _published_weights(name: str, tag: str | None, *, pretrained: bool) -> "Weights | None":
+    """Return the weights that `name:tag`, a name with a tag or `pretrained` select, or None for random weights."""
+    if tag is None and ":" not in name and not pretrained:
+        return None
+    from patchloom.models.pretrained.table import is_published_name, published, weights_named
 
+    if tag is not None:
+        return weights_named(f"{name}:{tag}")
+    if is_published_name(name):
+        return weights_named(name)
+    if not pretrained:
+        return None
     family_of(name)  # raises UsageError for an unknown name
     known = published(name)
     if not known:
         raise UsageError(f"{name} has no published weights; leave out pretrained")
-    return known[0].tag
+    return known[0]
 
 
 def _with_weights(
-    name: str, tag: str, num_classes: int | None, image_size: Size | None, options: dict[str, Any]
+    weights: "Weights", num_classes: int | None, image_size: Size | None, options: dict[str, Any]
 ) -> Network:
     from patchloom.models.pretrained.downloads import fetch_weights
     from patchloom.models.pretrained.published import load_published
-    from patchloom.models.pretrained.table import weights_named
 
-    weights = weights_named(f"{name}:{tag}")
     requested = {"num_classes": num_classes, "image_size": image_size}
     values: dict[str, Any] = {"num_classes": weights.classes, "image_size": weights.image_size, **weights.options}
     values |= {key: value for key, value in requested.items() if value is not None}
-    network = build_model(name, **values | options)
+    network = build_model(weights.variant, **values | options)
     return load_published(network, fetch_weights(weights), new_head=True, adapt_resolution=True)
 
 

@@ -37,7 +37,8 @@ class TranslationObjective(Objective):
     """Smoothed cross-entropy of sentence pairs.
 
     `nll` is the loss without smoothing, so exp(nll) is the perplexity; `tokens` counts the target tokens of the step.
-    All three are correct as the engine's means over micro-batches and processes, see `SentenceBatch.weight`.
+    `loss`, `nll` and `tokens` are weighted (`SentenceBatch.weight`) so that their means over micro-batches and
+    processes are those of the whole batch.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:

@@ -69,7 +69,7 @@ FEW_IMAGES = 100_000
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about data and machine before a run."""
+    """Facts about data and machine that are known before a run."""
 
     images: int
     image_size_median: int

@@ -194,7 +194,7 @@ class BalancePart(Checked):
         """Check that one remedy is used: two would correct twice."""
         if self.effective_beta == 1:
             raise UsageError(
-                "balance.effective_beta is 1, expected less. Use balance.class_weights=inverse, its limit."
+                "balance.effective_beta is 1, expected less than 1. For the limit, set balance.class_weights=inverse."
             )
         if len(self.remedies) > 1:
             first, second = self.remedies[:2]

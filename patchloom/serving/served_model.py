@@ -4,7 +4,6 @@ The row of a task (`tasks.table`) names its `Serving`, which has the verbs of a 
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,11 +49,9 @@ def load_served(
             raise UsageError(f"{source} is an artifact, which runs on the CPU; leave out --device {device}")
         artifact = load_artifact(source, threads=threads)
         return ServedModel(task_named(artifact.about.task), artifact)
-    from patchloom.inference.index_files import FILE as INDEX_FILE  # loads torch, which artifacts do not need
+    from patchloom.inference.index import is_index, open_index  # loads torch, which artifacts do not need
 
-    if os.path.isfile(os.path.join(source, INDEX_FILE)):
-        from patchloom.inference.index import open_index
-
+    if is_index(source):
         index = open_index(source, model=model, device=device)
         return ServedModel(task_named("classification"), index.classifier, index)
     if model is not None:

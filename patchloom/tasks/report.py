@@ -17,6 +17,7 @@ from patchloom.runs.locate import find_run
 from patchloom.runs.metrics import metrics_fault, read_metrics
 from patchloom.runs.race import Race, Trial, read_race
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
+from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage
@@ -69,8 +70,6 @@ def report(
     shared: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
     shared["data"] = None if data is None else as_spec(data)
     if len(names) > 1:
-        from patchloom.tasks.classification.comparison_page import report_runs  # one run needs less
-
         return report_runs(names, val=val, out=Path(page or "comparison.html"), **shared)
     (run,) = names
     # A page about published weights goes here, not into their cache.

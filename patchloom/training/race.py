@@ -271,7 +271,7 @@ def _key(plan: Plan, processes: Processes) -> str:
 
 
 def _stored(plan: Plan, key: str) -> Race | None:
-    """Return the race in the folder if it is this one."""
+    """Return the race stored in the plan's folder if its key is `key`, else None."""
     try:
         race = read_race(plan.folder)
     except CheckpointError:

@@ -12,6 +12,7 @@ from patchloom.plugins import register_module
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
+from patchloom.training.sweeps.folds import train_folds
 from patchloom_runtime.errors import with_near_options
 
 
@@ -159,7 +160,5 @@ def start_training(
 ) -> TrainingResult:
     """Train one run, or one per fold with --folds, which asks nothing. The other options are those of a run."""
     if settings.folds is not None:
-        from patchloom.training.sweeps.folds import train_folds  # a single run starts without it
-
         return train_folds(settings, dry_run=dry_run, say=say)
     return run_training(settings, dry_run=dry_run, say=say, started=started, ask=ask)

@@ -189,7 +189,7 @@ def test_predicting_imports_few_modules_and_no_training(tmp_path: Path) -> None:
     modules = said.splitlines()[-1].split()
     assert len(modules) <= 71, modules  # of which one row per task
     rooms = {name.split(".")[1] for name in modules if "." in name}
-    assert not rooms & {"training", "objectives", "recipes", "inspection", "evaluation", "engine"}
+    assert not rooms & {"training", "objectives", "recipes", "report", "evaluation", "engine"}
 
 
 def test_loading_a_run_knows_nothing_of_published_weights_and_data_sets() -> None:
@@ -198,5 +198,9 @@ def test_loading_a_run_knows_nothing_of_published_weights_and_data_sets() -> Non
         f"import sys, patchloom; patchloom.load({str(run_folder)!r}, device='cpu')\n"
         "print(*(name for name in sys.modules if name.startswith('patchloom')))"
     )
-    unneeded = {"models.published", "models.published_names", "models.downloads", "data.sources.torchvision_sets"}
+    unneeded = {
+        *("models.pretrained.published", "models.pretrained.names", "models.pretrained.downloads"),
+        "data.sources.torchvision_sets",
+    }
+    assert all((PACKAGE / f"{name.replace('.', '/')}.py").is_file() for name in unneeded)
     assert not {f"patchloom.{name}" for name in unneeded} & set(said.split())

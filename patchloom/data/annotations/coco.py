@@ -78,7 +78,7 @@ class CocoImages(ImageFiles):
             self.mask_dtype = np.uint8 if len(names) < _LARGEST_BYTE else np.int16
 
     def boxes(self, index: int) -> np.ndarray:
-        """Return the boxes, in fractions of pixels."""
+        """Return the boxes of an image, (objects, 5): x0, y0, x1, y1 in pixels, not rounded, and the class index."""
         start, end = self._starts[index : index + 2]
         with self._named(index):
             refuse_many_objects(end - start)

@@ -59,9 +59,10 @@ def _labels(listing: Listing) -> ImageTargets:
         return _present(present, images.mask_names, listing)
     if listing.is_classified:
         return _one_hot(listing)
+    unlabeled = f"{images.where(int(listing.rows[0]))} has" if len(listing) else "the data have"
     raise DataError(
-        f"{images.where(int(listing.rows[0])) if len(listing) else 'the data'}: has no labels; expected a labels file "
-        "with one or several labels per image, class folders, boxes or masks"
+        f"{unlabeled} no labels; expected a labels file with one or several labels per image, class folders, boxes or "
+        "masks"
     )
 
 

@@ -55,7 +55,7 @@ class InstanceImages(ImageFiles):
         return Mask((ids > 0).astype(np.uint8), numbers.astype(np.int16))
 
     def boxes(self, index: int) -> np.ndarray:
-        """Return boxes around the pixels of each number."""
+        """Return the box of each instance, (instances, 5): x0, y0, x1, y1 in pixels, and class 0."""
         instances = self.mask(index).instances
         assert instances is not None
         corners = instance_corners(instances, int(instances.max(initial=0)))

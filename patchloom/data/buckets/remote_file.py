@@ -78,7 +78,7 @@ def remote_file(url: str) -> RemoteFile:
     return RemoteFile(*stat(url))
 
 
-def files_beside(files: Sequence[RemoteFile], names: Sequence[str]) -> dict[str, RemoteFile]:
+def files_in_same_folders(files: Sequence[RemoteFile], names: Sequence[str]) -> dict[str, RemoteFile]:
     """Return those of `names` that exist in the folders of `files`, by address. One list per folder, if it has one."""
     present: dict[str, RemoteFile] = {}
     for folder in dict.fromkeys(file.parent for file in files):

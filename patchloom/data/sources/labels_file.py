@@ -362,7 +362,10 @@ def _siblings(listed: ListFile) -> Iterator[ListFile]:
 
 
 def _folder_below(listed: ListFile, tree: Tree) -> str | None:
-    """Return the folder of the list relative to the root of the tree, or None if it is the root or not on disk."""
+    """Return the folder of the list, relative to the root of `tree`.
+
+    None if it is that root, or if one of them is not on disk.
+    """
     if listed.place is tree:
         return listed.folder or None
     if isinstance(listed.place, FolderTree) and isinstance(tree, FolderTree):

@@ -50,7 +50,10 @@ def join_sources(names: Sequence[str], sources: Sequence[Source]) -> Source:
 def _as_splits(names: Sequence[str], sources: Sequence[Source], splits: Sequence[str]) -> Source:
     for name, source in zip(names, sources, strict=True):
         if source.val is not None or source.test is not None:
-            raise UsageError(f"{name} is passed as a split but has splits of its own; pass it alone, or its folders")
+            raise UsageError(
+                f"{name} is passed as one split but contains several; "
+                f"pass {name} alone, or pass the folders of its splits"
+            )
     joined = {}
     for split in ("train", "val", "test"):
         own = [i for i, other in enumerate(splits) if other == split]

@@ -106,7 +106,9 @@ def read_headers(shard: AnyFile, where: str) -> list[ShardSample]:
                 if f".{extension.lower()}" in EXTENSIONS:
                     if key in images or member.size > MAX_FILE_BYTES:
                         fault = "a second image of this key" if key in images else f"{member.size:,} bytes"
-                        raise DataError(f"{place}: {fault}; expected one image of at most {MAX_FILE_BYTES:,} bytes")
+                        raise DataError(
+                            f"{place}: {fault}; expected one image of at most {MAX_FILE_BYTES:,} bytes per key"
+                        )
                     images[key] = (member.name, member.offset_data, member.size)
                 elif extension in ("cls", "json") and member.size <= _MAX_LABEL_BYTES:
                     content = archive.extractfile(member)

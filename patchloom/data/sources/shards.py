@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.buckets.cache import block_cache
-from patchloom.data.buckets.remote_file import AnyFile, RemoteFile, files_beside, read_cached, read_exactly
+from patchloom.data.buckets.remote_file import AnyFile, RemoteFile, files_in_same_folders, read_cached, read_exactly
 from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import ImageStore, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.class_names import names_of_lines
@@ -182,9 +182,9 @@ def _listing(shards: Sequence[AnyFile], originals: Sequence[AnyFile]) -> Listing
 def _indexes(shards: Sequence[AnyFile], originals: Sequence[AnyFile]) -> Iterator[list[ShardSample]]:
     """Yield the samples of each shard, from the index next to it if it lies in a bucket and has one."""
     remote = [shard for shard in shards if isinstance(shard, RemoteFile)]
-    beside = files_beside(remote, [f"{shard.name}{SUFFIX}" for shard in remote])
-    beside = {url: file for url, file in beside.items() if file.size <= MOST_BYTES}
-    contents = dict(zip(beside, read_cached([(file, 0, file.size) for file in beside.values()]), strict=True))
+    indexes = files_in_same_folders(remote, [f"{shard.name}{SUFFIX}" for shard in remote])
+    indexes = {url: file for url, file in indexes.items() if file.size <= MOST_BYTES}
+    contents = dict(zip(indexes, read_cached([(file, 0, file.size) for file in indexes.values()]), strict=True))
     for shard, original in zip(shards, originals, strict=True):
         stored = contents.get(f"{shard.url}{SUFFIX}") if isinstance(shard, RemoteFile) else None
         if stored is not None and isinstance(shard, RemoteFile):
@@ -205,7 +205,7 @@ def _class_names(shard: AnyFile, labels: set[str]) -> dict[str, str]:
         return {label: label for label in sorted(labels)}
     ordered = sorted(labels, key=int)
     if isinstance(shard, RemoteFile):
-        file: AnyFile | None = next(iter(files_beside([shard], [CLASSES]).values()), None)
+        file: AnyFile | None = next(iter(files_in_same_folders([shard], [CLASSES]).values()), None)
     else:
         file = path if os.path.lexists(path := shard.parent / CLASSES) else None
     if file is None:

@@ -79,7 +79,8 @@ def _unpack(file: Path, opener: Callable[..., Any], target: Path) -> None:
                 done += len(chunk)
                 if done > limit:
                     raise DataError(
-                        f"{printable(file)}: {_human(packed)} expand to more than {_human(limit)}; refused as a bomb"
+                        f"{printable(file)}: {_human(packed)} expand to more than {_human(limit)}; "
+                        "refused as a decompression bomb"
                     )
                 if shutil.disk_usage(target.parent).free < _MIN_FREE_BYTES:
                     raise ResourceError(

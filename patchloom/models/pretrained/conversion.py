@@ -97,7 +97,9 @@ def converted(network: Network, to: str) -> Converted:
     name, publishers = network.config.name, namings(network)
     publisher: Publisher | None = next((each for each in publishers if each == to), None)
     if publisher is None or (publisher == "timm" and name not in TIMM):
-        raise UsageError(f"{to} has no {name}; {_elsewhere(name, [each for each in publishers if each != to])}")
+        raise UsageError(
+            f"{to} does not publish {name}; {_elsewhere(name, [each for each in publishers if each != to])}"
+        )
     notes = _check_options(network, publisher)
     state, unknown = named_as(network, publisher)
     if unknown:

@@ -57,7 +57,10 @@ def class_attention(network: Network, images: Tensor) -> list[ClassAttentionMaps
 def attention_rollout(network: Network, images: Tensor) -> Tensor:
     """Return the rollout of a ViT, (B, T, h, w): class, then distillation token; T is 1 if patches are averaged."""
     if not network.attends_in_every_block:
-        raise UsageError(f"rollout needs a ViT, with attention in every layer; {type(network).__name__} has other maps")
+        raise UsageError(
+            "attention rollout needs a network with self-attention in every block, such as a ViT; "
+            f"{type(network).__name__} is not one"
+        )
     layers = {
         module: weights.mean(dim=1) for module, weights in _attention_weights(network, images)
     }  # (B, T+N, T+N) each

@@ -24,7 +24,7 @@ def open_objects(
         raise UsageError(f"{splits.name} has no test split; it has train and val")
     assert isinstance(images, LabeledImages)
     if not images.images.object_names:
-        raise DataError(f"{splits.name}: no boxes to compare with")
+        raise DataError(f"{splits.name} has no boxes to compare predictions with; pass annotated data")
     if folder is None:  # an artifact does not record its level: use that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
     else:

@@ -149,7 +149,10 @@ class TargetVectors(Generic[R]):
         return images
 
     def model_to_look_at(self, loader: ModelLoader, folder: Path, paths: Sequence[str], notes: list[str]) -> Any:
-        """Load a run or an artifact for predictions on single images; an artifact has no val images to choose from."""
+        """Load a run or an artifact to predict single images.
+
+        An artifact stores no val images, so it needs `paths`.
+        """
         if not is_artifact(folder):
             return loader.load(folder, device="cpu")
         if not paths:

@@ -12,6 +12,7 @@ from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.exported import ExportedClassifier
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
+from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.task import NONE, ModelLoader
 from patchloom_runtime.artifacts import artifact as exported
 
@@ -28,10 +29,6 @@ class MultilabelLoader(ModelLoader):
         return load_network(folder)[0]
 
     def load(self, folder: Path, *, device: str = "auto") -> MultilabelClassifier:
-        from patchloom.tasks.multilabel.run_files import (
-            read_thresholds,  # loads the metrics, which artifacts do not need
-        )
-
         classifier = load(folder, device=device)
         return MultilabelClassifier(classifier, read_thresholds(folder, classifier.labels).values)
 
@@ -40,8 +37,6 @@ class MultilabelLoader(ModelLoader):
         return MultilabelClassifier(ExportedClassifier(artifact), artifact.thresholds)
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
-        from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
-
         return {
             "config.json": lambda: read_run_files(folder),
             THRESHOLDS: lambda: read_thresholds(folder, read_run_files(folder).labels),

@@ -16,6 +16,7 @@ from patchloom.models.network import Network
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.exported import ExportedClassifier
+from patchloom.tasks.regression.run_files import FILE, SCALE, read_scale, read_val_numbers
 from patchloom.tasks.task import ModelLoader
 from patchloom_runtime.artifacts import artifact as exported
 from patchloom_runtime.artifacts.regression import NumberScale
@@ -106,8 +107,6 @@ class RegressorLoader(ModelLoader):
         return load_network(folder)[0]
 
     def load(self, folder: Path, *, device: str = "auto") -> Regressor:
-        from patchloom.tasks.regression.run_files import read_scale  # loads the metrics, which artifacts do not need
-
         classifier = load(folder, device=device)
         return Regressor(classifier, read_scale(folder, classifier.labels))
 
@@ -116,8 +115,6 @@ class RegressorLoader(ModelLoader):
         return Regressor(ExportedClassifier(artifact), artifact.scale)
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
-        from patchloom.tasks.regression.run_files import FILE, SCALE, read_scale, read_val_numbers
-
         return {
             "config.json": lambda: read_run_files(folder),
             SCALE: lambda: read_scale(folder, read_run_files(folder).labels),

@@ -7,6 +7,7 @@ from patchloom.models.dense.upernet import SegmentationNetwork
 from patchloom.runs.calibration import FILE as CALIBRATION
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_run_files
+from patchloom.tasks.segmentation.run_files import FILE, read_segmented
 from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation, load_segmenter, open_exported_segmenter
 from patchloom.tasks.task import ModelLoader
 
@@ -26,8 +27,6 @@ class SegmenterLoader(ModelLoader):
         return open_exported_segmenter(folder)
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
-        from patchloom.tasks.segmentation.run_files import FILE, read_segmented  # loads the metrics, needless here
-
         return {
             "config.json": lambda: read_run_files(folder),
             FILE: lambda: read_segmented(folder),
