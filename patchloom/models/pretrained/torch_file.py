@@ -56,7 +56,7 @@ class ForeignObjectError(ValueError):
         super().__init__(f"loading it would call {self.name}")
 
 
-class _Name(NamedTuple):
+class _PickledName(NamedTuple):
     """The name of a class or function in a pickle, which is never imported."""
 
     text: str
@@ -240,12 +240,12 @@ class _Machine:
             return _DTYPES[name]
         if name not in _BUILDERS and name not in _STORAGES:
             raise ForeignObjectError(name[:_LONGEST_NAME])
-        return _Name(name)
+        return _PickledName(name)
 
     def _storage(self, values: Any) -> _Storage:
         _expect(isinstance(values, tuple) and len(values) in (5, 6), "a storage has no name")
         _, kind, key, _, count, *view = values
-        _expect(isinstance(kind, _Name) and kind.text in _STORAGES, "a storage is of an unknown type")
+        _expect(isinstance(kind, _PickledName) and kind.text in _STORAGES, "a storage is of an unknown type")
         _expect(type(key) is str and type(count) is int and 0 <= count < _INTEGER, "a storage has no size")
         _expect(view in ([], [None]), "a storage is a view of another one: save the file again with a newer torch")
         dtype = _STORAGES[kind.text]
@@ -263,7 +263,7 @@ class _Machine:
 
 
 def _build(named: Any, arguments: Any) -> Any:
-    _expect(isinstance(named, _Name) and named.text in _BUILDERS, "its pickle calls what is not a function")
+    _expect(isinstance(named, _PickledName) and named.text in _BUILDERS, "its pickle calls what is not a function")
     _expect(type(arguments) is tuple, "its pickle calls a function without arguments")
     return _BUILDERS[named.text](*arguments)
 
