@@ -45,8 +45,12 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 
 def resolve_device(device: str) -> str:
-    """Return `device`, with "auto" replaced by "cuda" or "mps", Apple's GPU, if torch finds one, else by "cpu"."""
+    """Return `device`, with "auto" replaced by "cuda" or "mps", Apple's GPU, if torch finds one, else by "cpu".
+
+    Raises UsageError if the device is unknown or missing.
+    """
     if device != "auto":
+        device_kind(device)
         return device
     import torch  # serving counts cores without it
 
@@ -71,7 +75,7 @@ def device_kind(device: "str | torch.device | None") -> str:
     except RuntimeError as error:
         raise UsageError(f"Unknown device {str(device)!r}. Use cpu, cuda, cuda:1 or mps.") from error
     if parsed.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"Training on {parsed} is not supported. Use cpu, cuda, cuda:1 or mps.")
+        raise UsageError(f"The device {parsed} is not supported. Use cpu, cuda, cuda:1 or mps.")
     if parsed.type == "mps" and ((parsed.index or 0) > 0 or not torch.backends.mps.is_available()):
         raise UsageError(f"{parsed} is not available: torch finds no such Apple GPU. Use cpu or auto.")
     count = torch.cuda.device_count() if parsed.type == "cuda" else 0

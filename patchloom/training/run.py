@@ -21,7 +21,7 @@ from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.engine.trackers import check_trackers
 from patchloom.layers.low_rank import merge_low_rank
-from patchloom.machine import device_kind, resolve_device, why_device
+from patchloom.machine import resolve_device, why_device
 from patchloom.models.pretrained.table import weights_named
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
@@ -100,7 +100,6 @@ def run_training(
     """
     device = resolve_device(settings.device)
     why = f"device {device}: {why_device(device)}" if settings.device == "auto" else ""
-    device_kind(device)  # raises before the data are scanned
     check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
     try:

@@ -39,7 +39,7 @@ def test_mps_is_accepted_where_it_is(apple: None) -> None:
 def test_mps_is_refused_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"mps.*cpu") as error:
-        device_kind("mps")
+        resolve_device("mps")
     assert "\n" not in str(error.value)
 
 

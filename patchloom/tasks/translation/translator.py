@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from patchloom.machine import device_kind, resolve_device
+from patchloom.machine import resolve_device
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
@@ -101,5 +101,4 @@ def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
     """Load the translator of a run folder or of a repository of the Hugging Face hub, 'hub:user/name'."""
     network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))
     device = resolve_device(device)
-    device_kind(device)  # raises if the device does not exist
     return Translator.of(network.to(device), files)

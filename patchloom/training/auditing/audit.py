@@ -23,7 +23,7 @@ from patchloom.evaluation.label_errors import find_label_errors
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import embed_on
-from patchloom.machine import device_kind, resolve_device
+from patchloom.machine import resolve_device
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.out_of_fold import OutOfFold, load_out_of_fold
 from patchloom.tasks.plan import refuse_unread
@@ -107,7 +107,6 @@ def audit(
         refuse_unread(settings, _TRAINED, why)
         if set or folds != FOLDS:
             raise UsageError(f"--{'set' if set else 'folds'} {why}")
-    device_kind(settings.device)
     if unlabeled is not None:
         find_source(unlabeled)  # raises before the runs are trained
     with scan_bar() as progress:

@@ -19,7 +19,7 @@ from patchloom.evaluation.intervals import LEVEL, student
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import embed_on
-from patchloom.machine import device_kind, resolve_device
+from patchloom.machine import resolve_device
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.report.page import write_page
 from patchloom.runs.config import read_recipe
@@ -128,7 +128,6 @@ def train_folds(
     """Train one run per fold, predict the images of each fold, and summarize. The same settings resume."""
     _refuse_incompatible(settings)
     device = resolve_device(settings.device)
-    device_kind(device)  # raises before the data are scanned
     say = printer(say)
     say(f"folds      planning {settings.folds} runs, each validated on another part of train")
     task, _ = choose_task(settings)

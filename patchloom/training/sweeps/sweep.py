@@ -12,7 +12,7 @@ from patchloom.disk import locked
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
-from patchloom.machine import device_kind, resolve_device
+from patchloom.machine import resolve_device
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.run_metadata import read_run_metadata
@@ -90,7 +90,6 @@ def sweep(
     options |= {"batch": batch, "changes": dict(set or {}), "exclude": exclude, "workers": workers, "val": "held-out"}
     options["race"] = False  # the runs of a sweep differ in the fields of its grid alone
     device = resolve_device(device)
-    device_kind(device)
     bases = [TrainingSettings(data=tuple(split_specs(one)), device=device, **options) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(folder_name(base.data) for base in bases)[:80]}"
