@@ -56,9 +56,9 @@ def bench(
     device = resolve_device(device)
     if batches != "largest" and limit_mib is not None:
         raise UsageError("limit_mib is for batches='largest'; leave it out for listed batch sizes")
-    if batches == "largest" and device_kind(device) == "cpu" and (limit_mib is None or compile):
+    if batches == "largest" and device_kind(device) != "cuda" and (limit_mib is None or compile):
         raise UsageError(
-            "on a CPU, the largest batch needs limit_mib, such as 1000, and networks that are not compiled"
+            f"on {device}, the largest batch needs limit_mib, such as 1000, and networks that are not compiled"
         )
     networks: dict[str, nn.Module] = {}
     for name in names:
