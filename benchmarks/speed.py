@@ -127,7 +127,7 @@ def forms_of(name: str, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, 
         if label == "peer compiled":
             network = torch.compile(network)  # type: ignore[assignment]
         elif label == "patchloom compiled":
-            by_block = compiles_by_block(network)
+            by_block = compiles_by_block(network, captured=True)
             network = CapturedNetwork(CompiledByBlock(network) if by_block else torch.compile(network))  # type: ignore[arg-type]
         elif label == "patchloom" and kind == "forward":
             network = CapturedNetwork(network)

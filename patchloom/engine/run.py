@@ -98,6 +98,7 @@ class Run:
     saver: Saver | None = None
     average: Average | None = None
     accumulate: int = 1  # micro-batches per update
+    compiled: bool = False  # by torch.compile; a resumed run must be, too, to be exact
     clip_norm: float | None = None  # maximum gradient norm of all parameters together
     clip_each: float | None = None  # maximum gradient norm of each parameter tensor
     eval_mode: bool = False  # train without stochastic depth and with fixed batch statistics

@@ -97,6 +97,7 @@ def capture(run: Run, progress: Progress) -> Snapshot:
         "samples_per_epoch": run.plan.views_per_epoch if run.plan else 0,
         "averaged": run.averages.count,
         "world": run.processes.world,
+        "compiled": run.compiled,
         "optimizer": optimizer_values,
         "scaler": run.processes.scaler.state_dict() if run.processes.scaler else None,
     }

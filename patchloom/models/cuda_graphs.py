@@ -9,7 +9,7 @@ blocks the device for other threads, and its replay overwrites what a second for
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,73 +18,130 @@ from patchloom.data.batches.cuda_graph import capture
 from patchloom.models.compiled import NetworkWrapper
 
 SHAPES = 8  # image shapes for which inference is captured; each holds the memory of one pass
+PASSES = 4  # of training that are captured: views of several sizes, or several forward passes before the backward ones
 ROUNDS = 2  # warm-up passes before a capture, for compilation, tuning and lazy allocation
 # Other threads may use the device during a capture.
 CAPTURE: Any = {"capture_error_mode": "thread_local"}
 
 
 class CapturedNetwork(NetworkWrapper):
-    """A network that replays captured CUDA graphs: one for training, and one per image shape for inference.
+    """A network that replays captured CUDA graphs: a few for training, and one per image shape for inference.
 
-    The network is called directly if a replay is not possible: on a CPU; for training with images of another shape
-    than the first; for a second forward pass before the backward pass of the first, whose memory it would overwrite;
-    and if the network synchronizes with the device.
+    The network is called directly if a replay is not possible: on a CPU; if more than `PASSES` forward passes of
+    training differ in shape or wait for their backward pass, whose memory another replay would overwrite; and if the
+    network synchronizes with the device.
 
     Outputs with gradients and the gradients themselves are in graph memory, which the next pass overwrites: release
-    them (zero_grad) before it.
+    them (zero_grad) before it. With `accumulates`, gradients are copied, so that those of several passes add up.
     """
 
-    def __init__(self, called: nn.Module) -> None:
+    def __init__(self, called: nn.Module, *, accumulates: bool = False) -> None:
         # `called` is a network or a wrapper of one, such as a compiled network.
         super().__init__(getattr(called, "_orig_mod", called))
-        self._called = called.__call__  # a bound method: as a submodule, its weights would be listed twice
+        # Bound methods: as a submodule, the wrapper's weights would be listed twice. `_call_impl` is `__call__` without
+        # what `capture_calls_` puts in its place.
+        self._calls = {"forward": called.__call__ if called is not self._orig_mod else called._call_impl}
+        self._accumulates = accumulates
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
-        self._pass: _Pass | None = None
+        self._passes: list[_Pass] = []
         self._captures = True
 
     def forward(self, images: Tensor, **options: Any) -> Any:
         """Call the network."""
-        captures = images.is_cuda and self._captures and not images.requires_grad
-        replay = self._replay_of(images, options) if captures else None
-        return self._called(images, **options) if replay is None else replay(images)
+        return self._run("forward", images, options)
 
-    def _replay_of(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+    def features(self, images: Tensor) -> Any:
+        """Call the network's `features`."""
+        return self._run("features", images, {})
+
+    def forward_resampled(self, images: Tensor) -> Any:
+        """Call the network's `forward_resampled`, for images of another size than its own."""
+        return self._run("forward_resampled", images, {})
+
+    def _run(self, method: str, images: Tensor, options: dict[str, Any]) -> Any:
+        called = self._calls.get(method) or getattr(self._orig_mod, method)
+        captures = images.is_cuda and self._captures and not images.requires_grad
+        replay = self._replay_of(_Call(method, called), images, options) if captures else None
+        return called(images, **options) if replay is None else replay(images)
+
+    def _replay_of(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
         """Return the replay for such images, capturing it on first use, or None to call the network directly."""
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in self._orig_mod.parameters())
         try:
-            return (self._with_gradients if learns else self._no_gradients)(images, options)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+            return (self._with_gradients if learns else self._no_gradients)(call, images, options)
+        except RuntimeError as error:  # which an OutOfMemoryError is, too: a captured pass keeps its memory
             self._captures = False
+            self._passes.clear()
+            self._replays.clear()
             first = str(error).partition("\n")[0]
             warnings.warn(
                 f"the network cannot be captured as a CUDA graph and runs kernel by kernel: {first}", stacklevel=2
             )
             return None
 
-    def _with_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
-        if self._pass is None:
-            self._pass = _Pass(self._called, self._orig_mod, images, options)
-        return self._pass if self._pass.fits(images, options) else None
+    def _with_gradients(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+        free = next((each for each in self._passes if each.fits(call, images, options)), None)
+        if free is None and len(self._passes) < PASSES:
+            free = _Pass(call, self._orig_mod, images, options, accumulates=self._accumulates)
+            self._passes.append(free)
+        return free
 
-    def _no_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
-        key = (images.shape, images.dtype, self._orig_mod.training, _precision())
+    def _no_gradients(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+        key = (call.method, images.shape, images.dtype, self._orig_mod.training, _precision())
         if options or (key not in self._replays and len(self._replays) == SHAPES):
             return None
         if key not in self._replays:
-            called = _no_cached_casts(self._called)
-            with torch.inference_mode(False), torch.no_grad():
-                self._replays[key] = capture(lambda x: (called(x),), images.clone())
-        replay = self._replays[key]
-        return lambda x: replay(x)[0]
+            self._replays[key] = _inference(_no_cached_casts(call.called), images)
+        return self._replays[key]
+
+
+def capture_calls_(network: nn.Module) -> None:
+    """Make calls of `network`, which others hold and call, replay captured graphs."""
+    network._compiled_call_impl = CapturedNetwork(network).forward
+
+
+def capture_method_(network: nn.Module, method: str, *, accumulates: bool = False) -> None:
+    """Make a method of `network` that maps images to tensors replay captured graphs."""
+    captured = CapturedNetwork(network, accumulates=accumulates)
+    captured._calls[method] = getattr(network, method)
+    setattr(network, method, lambda images: captured._run(method, images, {}))
+
+
+def _inference(called: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor], Any]:
+    joined: list[Callable[[tuple[Tensor, ...]], Any]] = []
+
+    def tensors(images: Tensor) -> tuple[Tensor, ...]:
+        outputs, join = _separated(called(images))
+        joined.append(join)
+        return outputs
+
+    with torch.inference_mode(False), torch.no_grad():
+        replay = capture(tensors, images.clone())
+    join = joined[-1]
+    return lambda images: join(replay(images))
+
+
+class _Call(NamedTuple):
+    """A method of a network and the function that runs it."""
+
+    method: str
+    called: Callable[..., Any]
 
 
 class _Pass:
     """A captured forward and backward pass of a network."""
 
-    def __init__(self, called: Callable[..., Any], network: nn.Module, images: Tensor, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        call: _Call,
+        network: nn.Module,
+        images: Tensor,
+        options: dict[str, Any],
+        *,
+        accumulates: bool,
+    ) -> None:
         self.network, self.training, self.options = network, network.training, options
+        self.method, self.accumulates = call.method, accumulates
         self.precision = _precision()
         self.parameters = [each for each in network.parameters() if each.requires_grad]
         self.images = images.detach().clone()
@@ -92,7 +149,7 @@ class _Pass:
         saved = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
             with torch.random.fork_rng(devices=[images.device]):
-                self._capture(_no_cached_casts(called))
+                self._capture(_no_cached_casts(call.called))
         finally:
             for buffer, before in saved:  # running statistics
                 buffer.copy_(before)
@@ -102,34 +159,33 @@ class _Pass:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(ROUNDS):
-                outputs = _as_tuple(called(self.images, **self.options))
+                outputs, _ = _separated(called(self.images, **self.options))
                 self._gradients(outputs, tuple(torch.zeros_like(each) for each in outputs))
             del outputs
         torch.cuda.synchronize()
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward_graph, stream=stream, **CAPTURE):
-            out = called(self.images, **self.options)
-        outputs = _as_tuple(out)
+            outputs, self.join = _separated(called(self.images, **self.options))
         self.output_gradients = tuple(torch.empty_like(each) for each in outputs)
         with torch.cuda.graph(self.backward_graph, stream=stream, pool=self.forward_graph.pool(), **CAPTURE):
             self.gradients = self._gradients(outputs, self.output_gradients)
-        self.is_single, self.out = isinstance(out, Tensor), tuple(each.detach() for each in outputs)
+        self.out = tuple(each.detach() for each in outputs)
 
     def _gradients(self, out: tuple[Tensor, ...], output_gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(out, self.parameters, output_gradients, allow_unused=True)
 
-    def fits(self, images: Tensor, options: dict[str, Any]) -> bool:
+    def fits(self, call: _Call, images: Tensor, options: dict[str, Any]) -> bool:
         """Return whether a replay equals a call, and no backward pass of the last replay is pending."""
         waiting = self.waits() if self.waits else None
         same = images.shape == self.images.shape and images.dtype == self.images.dtype and options == self.options
+        same = same and call.method == self.method
         same = same and self.network.training == self.training and _precision() == self.precision
         return same and (waiting is None or waiting.done)
 
     def __call__(self, images: Tensor) -> Any:
         waiting = _Waiting()
         self.waits = weakref.ref(waiting)
-        out = _Replay.apply(self, waiting, images, *self.parameters)
-        return out[0] if self.is_single else out
+        return self.join(_Replay.apply(self, waiting, images, *self.parameters))
 
 
 class _Waiting:
@@ -154,13 +210,14 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the parameters, in graph memory."""
+        """Return the gradients of the parameters, in graph memory or as copies."""
         captured: _Pass = ctx.captured
         for own, grad in zip(captured.output_gradients, gradients, strict=True):
             own.copy_(grad)
         captured.backward_graph.replay()
         ctx.waiting.done = True
-        return None, None, None, *(each if each is None else each.detach() for each in captured.gradients)
+        kept = Tensor.clone if captured.accumulates else Tensor.detach
+        return None, None, None, *(each if each is None else kept(each) for each in captured.gradients)
 
 
 def _precision() -> torch.dtype | None:
@@ -168,8 +225,17 @@ def _precision() -> torch.dtype | None:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
 
 
-def _as_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (out,) if isinstance(out, Tensor) else out
+def _separated(out: Any) -> tuple[tuple[Tensor, ...], Callable[[tuple[Tensor, ...]], Any]]:
+    """Return the tensors of an output (a tensor, or a sequence that may contain None), and what joins them again."""
+    if isinstance(out, Tensor):
+        return (out,), lambda tensors: tensors[0]
+    kind, is_tensor = getattr(type(out), "_make", type(out)), [each is not None for each in out]
+
+    def join(tensors: tuple[Tensor, ...]) -> Any:
+        left = iter(tensors)
+        return kind(next(left) if there else None for there in is_tensor)
+
+    return tuple(each for each in out if each is not None), join
 
 
 def _no_cached_casts(called: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,6 +60,11 @@ class TaughtObjective(ClassificationObjective):
             teacher = teacher.for_images_of(self.pixel_mean, self.pixel_std)
         self.teacher, self.token = teacher, token
 
+    @property
+    def followers(self) -> list[nn.Module]:
+        """Return the teacher, if there is one."""
+        return [] if self.teacher is None else [self.teacher]
+
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         """Return the scalars of one batch: `loss` to be minimized, and values to be logged."""
         images, targets = self.inputs(batch, epoch, step)

@@ -137,7 +137,9 @@ class Training(TaskPart, ABC, Generic[P]):
 
     batch_unit: ClassVar[str] = "images"  # what optim.batch_size counts
     speed_unit: ClassVar[str] = "img"
-    compiles_by_default: ClassVar[bool] = True  # on a GPU, if the run is long
+    # Method of the network, from images of one shape to tensors, that a GPU replays as CUDA graphs; "" if shapes vary.
+    captured_method: ClassVar[str] = "forward"
+    compiles_by_default: ClassVar[bool] = True  # on a GPU, if it is measured to save time
     compile_options: ClassVar[Mapping[str, Any]] = {}
     plugins: ClassVar[Collection[str]] = ()  # kinds of `patchloom.plugins` that the task uses
 
@@ -189,7 +191,7 @@ class Training(TaskPart, ABC, Generic[P]):
         """Return the training batches and a note on how they are made; `stores` holds images decoded earlier."""
 
     @abstractmethod
-    def objective(self, plan: P, network: Any, loader: Any, processes: "Processes", compiles: bool) -> "Objective":
+    def objective(self, plan: P, network: Any, loader: Any, processes: "Processes") -> "Objective":
         """Return the objective to minimize."""
 
     @abstractmethod
@@ -201,9 +203,9 @@ class Training(TaskPart, ABC, Generic[P]):
         del plan, network, loader
         return None
 
-    def compile_extras(self, plan: P, network: Any, mode: str | None) -> None:
+    def compile_extras(self, plan: P, network: Any) -> None:
         """Compile what the objective runs apart from the network's forward pass."""
-        del plan, network, mode
+        del plan, network
 
     def after_epoch(self, plan: P, network: Any, processes: "Processes") -> "Callable[[Any, int], None] | None":
         """Return a function of the model and the completed epochs, called after each epoch."""

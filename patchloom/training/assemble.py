@@ -1,4 +1,4 @@
-"""Assemble a run from its plan: network, batches, objective, optimizer, micro-batches, compilation."""
+"""Assemble a run from its plan: network, batches, objective, optimizer, micro-batches, CUDA graphs, compilation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,23 +6,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer, own_optimizer
 from patchloom.engine.run import Run
 from patchloom.layers.low_rank import add_low_rank_
 from patchloom.models.compiled import CompiledByBlock
-from patchloom.models.cuda_graphs import CapturedNetwork
+from patchloom.models.cuda_graphs import CapturedNetwork, capture_calls_, capture_method_
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Objective
+from patchloom.plugins import MODULE
 from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import micro_batch_note, micro_batches
 from patchloom_runtime.errors import UsageError
 
-# torch.compile takes about a minute, which pays off in runs of at least so many steps and seconds of --time.
-COMPILE_FROM_STEPS = 1500
-COMPILE_FROM_S = 600.0
 # Networks of more blocks are compiled block by block, for images of at least so many pixels.
 MOST_BLOCKS, LARGE_IMAGES = 16, 128
 EVALUATIONS = 16  # per run, about; and one at its end
@@ -37,11 +35,12 @@ def make_run(
     stores: Stores | None = None,
     *,
     begins: bool = False,
+    compiled: bool | None = None,
 ) -> tuple[Run, nn.Module, str]:
-    """Return the run, its network and a note on the loader.
+    """Return the run, its network, and a note on how its batches are made and its steps run.
 
     The batch is cut into as many micro-batches as the memory requires. `begins` is True for a run that will be trained
-    from its first step, False for one that is resumed or only measured.
+    from its first step, False for one that is resumed or only measured. By default it is compiled if the user asks.
     """
     task, recipe, settings = plan.task.training, plan.recipe, plan.settings
     if settings.shard:
@@ -59,8 +58,7 @@ def make_run(
     freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
     loader, note = task.loader(plan, processes, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
-    compiles = _compiles(plan, schedule, processes)
-    objective = task.objective(plan, network, loader, processes, compiles)
+    objective = task.objective(plan, network, loader, processes)
     average = task.average(plan, network, loader)
     if settings.shard:
         processes.shard(network, *([average.model] if isinstance(average, Ema) else []), *objective.shardable)
@@ -100,9 +98,14 @@ def make_run(
         say(f"           batch {recipe.optim.batch_size}{why or ':'} {cut}")
         if judge:
             judge.batch_size = -(-recipe.optim.batch_size // run.accumulate)
-    if compiles:
-        _compile(plan, run, network)
-    return run, network, ", ".join(filter(None, (note, "compiled" if compiles else "")))
+    run.compiled = bool(plan.settings.compiled if compiled is None else compiled) and processes.device.type != "mps"
+    captured = is_captured(plan, run)
+    if run.compiled:
+        _compile(plan, run, network, captured=captured)
+    elif captured:
+        _capture(plan, run, network)
+    notes = note, "CUDA graphs" if captured else "", "compiled" if run.compiled else ""
+    return run, network, ", ".join(filter(None, notes))
 
 
 def _below_head(network: nn.Module) -> list[nn.Parameter]:
@@ -121,45 +124,51 @@ def _check_sharding(plan: Plan, processes: Processes) -> None:
         raise UsageError("--shard cannot be used with model.trainable lora; leave one of them out")
 
 
-def _compiles(plan: Plan, schedule: Schedule, processes: Processes) -> bool:
-    if processes.device.type == "mps":  # for which torch.compile is a prototype
-        return False
-    if plan.settings.compiled is not None or not plan.task.training.compiles_by_default:
-        return bool(plan.settings.compiled)
-    long = schedule.total_steps >= COMPILE_FROM_STEPS and (plan.time_s or COMPILE_FROM_S) >= COMPILE_FROM_S
-    return processes.device.type == "cuda" and long
+def is_captured(plan: Plan, run: Run) -> bool:
+    """Return whether passes of the network are captured as CUDA graphs, which hide the launches of small networks.
 
-
-def runs_as_graphs(run: Run) -> bool:
-    """Return whether the compiled network may be captured as CUDA graphs, which hide the launches of small networks.
-
-    The output of a graph is valid until its next replay, so gradients of micro-batches cannot be accumulated.
+    Modules of the user are not, because what Python does in them would happen once; nor is gradient checkpointing,
+    which handles random numbers in ways that a capture cannot.
     """
-    return run.processes.device.type == "cuda" and run.processes.world == 1 and run.accumulate == 1
+    if run.processes.device.type != "cuda" or run.processes.world > 1 or not plan.task.training.captured_method:
+        return False
+    own_module = (plan.settings.model or "").startswith(MODULE)
+    return run.compiled or not (own_module or plan.recipe.model.gradient_checkpointing)
 
 
-def compiles_by_block(network: nn.Module) -> bool:
+def _capture(plan: Plan, run: Run, network: nn.Module) -> None:
+    """Replay CUDA graphs for the network's passes, with the same results to the bit."""
+    accumulates, method = run.accumulate > 1, plan.task.training.captured_method
+    if method == "forward":
+        run.model = CapturedNetwork(network, accumulates=accumulates)
+    else:
+        capture_method_(network, method, accumulates=accumulates)
+    for follower in run.objective.followers:
+        capture_calls_(follower)
+
+
+def compiles_by_block(network: nn.Module, *, captured: bool) -> bool:
     """Return whether to compile a network block by block, because compiling all its blocks takes minutes.
 
-    With small images, launches limit the speed, and one graph of the whole network is worth the wait.
+    Without graphs, launches limit the speed with small images, and compiling the whole network is worth the wait.
     """
     if not isinstance(network, Network) or network.gradient_checkpointing:
         return False
-    return len(network.repeated_blocks()) > MOST_BLOCKS and min(network.config.image_size) >= LARGE_IMAGES
+    large = len(network.repeated_blocks()) > MOST_BLOCKS and min(network.config.image_size) >= LARGE_IMAGES
+    return captured or large
 
 
-def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
+def _compile(plan: Plan, run: Run, network: nn.Module, *, captured: bool) -> None:
     """Compile the network, the copies that follow it, and what its task adds."""
     options = plan.task.training.compile_options
-    graphs = runs_as_graphs(run) and not options
-    mode = "reduce-overhead" if graphs else None
-    by_block = compiles_by_block(network)
+    by_block = compiles_by_block(network, captured=captured)
     compiled: Any = CompiledByBlock(network) if by_block else torch.compile(network, **options)  # type: ignore[arg-type]
     # Every step, also the first after a resume, replays the same graph, so that resuming is exact.
-    run.model = CapturedNetwork(compiled) if graphs else compiled
+    whole = captured and plan.task.training.captured_method == "forward"
+    run.model = CapturedNetwork(compiled, accumulates=run.accumulate > 1) if whole else compiled
     for follower in run.objective.followers:
-        follower.compile(mode=mode)
-    plan.task.training.compile_extras(plan, network, mode)
+        follower.compile(mode="reduce-overhead" if captured else None)
+    plan.task.training.compile_extras(plan, network)
 
 
 def release(run: Run) -> None:
@@ -167,7 +176,7 @@ def release(run: Run) -> None:
 
     This resets all of torch's compiled functions; those of a caller are compiled again when they are next used.
     """
-    if unwrap(run.model) is not run.model:
+    if run.compiled:
         torch.compiler.reset()
 
 

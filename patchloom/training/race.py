@@ -168,7 +168,7 @@ class _Race:
 
     def _measure(self, row: Candidate, most_s: float) -> tuple[StepTimes, int]:
         plan = self._trial_plan.task.training.with_choices(self._trial_plan, _choices(row.changes))
-        run, _, _ = make_run(uncompiled(plan), self._processes, silent, self._stores)
+        run, _, _ = make_run(plan, self._processes, silent, self._stores)
         try:
             self.state.metric, self.state.lower_is_better = run.metric or "", run.lower_is_better
             return measure(run, most_s=most_s), run.loader.steps_per_epoch
@@ -181,7 +181,7 @@ class _Race:
         begun = clock.perf_counter()
         plan = training.with_choices(self._trial_plan, _choices(row.changes))
         plan = training.with_epochs(plan, Choice(EPOCHS, row.epochs, "auto: race"), str(self._processes.device))
-        score, tie = trial_score(uncompiled(plan), self._processes, self._stores, row.steps[number])
+        score, tie = trial_score(plan, self._processes, self._stores, row.steps[number])
         return Trial(number, name, row.steps[number], score, tie, round(clock.perf_counter() - begun, 1))
 
     def _save(self) -> None:
@@ -204,12 +204,6 @@ def trial_score(plan: Plan, processes: Processes, stores: Stores, steps: int) ->
         release(run)
         run.loader.close()
     return progress.best, progress.best_tie
-
-
-def uncompiled(plan: Plan) -> Plan:
-    """Return the plan without torch.compile, which takes longer than a trial, unless the user has asked for it."""
-    settings = plan.settings
-    return plan if settings.compiled else replace(plan, settings=replace(settings, compiled=False))
 
 
 def rounded_steps(steps: float) -> int:

@@ -44,7 +44,15 @@ from patchloom.tasks.task_choice import choose_task
 from patchloom.training.assemble import Stores, make_run, release, silent
 from patchloom.training.race import candidates_of, run_race
 from patchloom.training.report import best_network, machine_of, plan_facts, write_results
-from patchloom.training.timing import LATEST, estimated_s, measure, plan_within_time, takes_days, times_text
+from patchloom.training.timing import (
+    LATEST,
+    chosen_compilation,
+    estimated_s,
+    measure,
+    plan_within_time,
+    takes_days,
+    times_text,
+)
 from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
 from patchloom_runtime.printable import plural, printable
 
@@ -123,20 +131,24 @@ def run_training(
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
         plan = _raced(plan, processes, started, say, dry_run=dry_run)
         stores: Stores = {}
-        budget = None
+        budget, measured = None, None
         if plan.time_s:
             say(f"time       measuring a few steps, to plan the whole run into {settings.time}")
-            plan, budget = plan_within_time(plan, processes, stores, started)
+            plan, budget, measured = plan_within_time(plan, processes, stores, started)
         for line in plan.lines(dry_run=dry_run):
             say(line)
-        run, network, note = make_run(
-            plan, processes, say, stores, begins=not dry_run and not checkpoints_of(plan.folder)
-        )
+        checkpoint = None if dry_run else find_checkpoint(plan.folder, read_checkpoint)
+        if checkpoint and settings.compiled is None:  # resuming is exact only with the same code
+            compiled = checkpoint.snapshot.values.get("compiled", False)
+        else:
+            compiled = chosen_compilation(plan, processes, stores, measured)
+        begins = not dry_run and not checkpoints_of(plan.folder)
+        run, network, note = make_run(plan, processes, say, stores, begins=begins, compiled=compiled)
         stack.callback(release, run)
         stack.callback(run.loader.close)
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")
         if dry_run:
-            measured = measure(run)
+            measured = measured or measure(run)
             seconds = measured.total_s(run)
             unit = plan.task.training.batch_unit
             for line in (times_text(run, measured, unit), *takes_days(plan, seconds)):
@@ -146,7 +158,7 @@ def run_training(
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         run.time_budget = budget
-        return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
+        return _train_and_report(plan, run, network, checkpoint, lock, _time_limit_s(settings, started), say)
 
 
 def _raced(plan: Plan, processes: Processes, started: float, say: Callable[[str], None], *, dry_run: bool) -> Plan:
@@ -197,12 +209,12 @@ def _train_and_report(
     plan: Plan,
     run: Run,
     network: nn.Module,
+    checkpoint: LatestCheckpoint | None,
     lock: Lock | None,
     time_limit_s: float | None,
     say: Callable[[str], None],
 ) -> TrainingResult:
-    folder, processes = plan.folder, run.processes
-    checkpoint, had_ended = find_checkpoint(folder, read_checkpoint), False
+    folder, processes, had_ended = plan.folder, run.processes, False
     if checkpoint:
         checkpoint = with_best_weights(checkpoint, folder, processes)
         for note in checkpoint.notes:

@@ -7,9 +7,12 @@ measured and extrapolated, so that the estimate is there within seconds for ever
 import time as clock
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import ceil
+from typing import Any
 
 import torch
+from torch import nn
 
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
@@ -21,12 +24,13 @@ from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.fit import A_DAY_S
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.task import Judge
-from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release, silent
+from patchloom.training.assemble import EVALUATIONS, Stores, is_captured, make_run, release, silent
 from patchloom.training.memory import left_as_it_was
 from patchloom_runtime.printable import plural
 
 MEASURING_S = 12.0  # for all steps together
 MEASURED_STEPS = 5
+STEPS_AT_ONCE = 5  # on a GPU, which is not waited for after every step
 FEW_IMAGES = 4
 MOST_IMAGES = 64  # that are extrapolated to a batch
 GROWTH = 4
@@ -35,7 +39,10 @@ REPORT_S = 4.0  # writing weights, metrics and the report at the end of a run, w
 LATEST = 1.05  # share of the time budget at which a run stops, saves and reports even if its schedule is not complete
 LONGEST_EPOCHS = 300  # that auto plans; published trainings from scratch are about as long
 MEASURING_SHARE = 0.1  # of the time budget
-COMPILING_S = 60.0
+# Shorter runs on a GPU are not compiled: that takes 10 to 20 seconds and saves about a third of the time of the steps.
+COMPILED_FROM_S = 90.0
+# The same for several processes, which are not measured.
+COMPILED_FROM_STEPS, COMPILED_FROM_TIME_S = 1500, 600.0
 FORWARD_SHARE = 1 / 3  # of a training step
 
 
@@ -70,20 +77,27 @@ class StepTimes:
 def measure(run: Run, *, most_s: float | None = None) -> StepTimes:
     """Time a few steps. They change the weights, so the run cannot be trained afterwards."""
     budget_s = MEASURING_S if most_s is None else min(MEASURING_S, most_s)
-    per_image, update_s, count, largest = _of_few(run, budget_s / 2)
+    on_gpu = run.processes.device.type == "cuda"
+    # A GPU takes as long for a few images as for many, so they say nothing about a step.
+    per_image, update_s, count, largest = (0.0, 0.0, 0, 0) if on_gpu else _of_few(run, budget_s / 2)
     images = max(1, run.schedule.optim.batch_size // run.processes.world)
     step_s, on = per_image * images + update_s, f"{count} images at a time"
     # The loader starts workers and prepares a first batch, so three steps are the least to measure. One is enough if
-    # there was no time for as many images as a step has: a GPU hardly notices a few, so they say nothing about a step.
+    # there was no time for as many images as a step has.
     if not per_image or (3 if count == largest else 1) * step_s <= budget_s:
         seconds = list(_whole_steps(run, budget_s))
         step_s = sorted(seconds)[len(seconds) // 2]
-        kind = "uncompiled step" if unwrap(run.model) is not run.model else "step"
-        on = plural(len(seconds), kind)
+        kind = "uncompiled step" if _measured_model(run) is not run.model else "step"
+        on = plural(len(seconds) * (STEPS_AT_ONCE if on_gpu else 1), kind)
     step_s = max(run.processes.gather(step_s))
     judges = [judge for judge in run.evaluators if isinstance(judge, Judge)]
     evaluation_s, decoding_s = judges[0].seconds(run) if judges else (0.0, 0.0)
     return StepTimes(step_s, evaluation_s, decoding_s, on, run.schedule.optim.batch_size / step_s)
+
+
+def _measured_model(run: Run) -> nn.Module:
+    """Return the model as it is trained; on a CPU without torch.compile, which would take longer than the steps."""
+    return run.model if run.processes.device.type == "cuda" else unwrap(run.model)
 
 
 def seconds_per_image(run: Run) -> float:
@@ -124,20 +138,17 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int, int]:
 
 
 def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
-    """Yield the seconds of each step; those of the first, which starts the workers, only if there is no other."""
-    network = unwrap(run.model).train()
-    batches = iter(run.loader.epoch(0))
+    """Yield seconds per step; those of the first, which starts workers and captures, only if there is no other."""
+    network = _measured_model(run).train()
+    batches = chain.from_iterable(run.loader.epoch(number) for number in range(MEASURED_STEPS + 1))
+    at_once = STEPS_AT_ONCE if run.processes.device.type == "cuda" else 1
     deadline, first = clock.perf_counter() + budget_s, None
-    for number in range(min(MEASURED_STEPS + 1, run.loader.steps_per_epoch)):
-        begun = clock.perf_counter()
-        batch = next(batches).to(run.processes.device)
-        for part in split(batch, run.accumulate):
-            with run.processes.autocast():
-                (run.objective(network, part, epoch=0, step=0)["loss"] * len_of(part) / len_of(batch)).backward()
-        run.optimizer.step()
-        run.optimizer.zero_grad()
+    for number in range(MEASURED_STEPS + 1):
+        begun, steps = clock.perf_counter(), at_once if number else 1
+        for batch in islice(batches, steps):
+            _whole_step(run, network, batch.to(run.processes.device))
         run.processes.synchronize()
-        taken = clock.perf_counter() - begun
+        taken = (clock.perf_counter() - begun) / steps
         if number:
             yield taken
         else:
@@ -146,6 +157,15 @@ def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
             break
     if first is not None and number == 0:
         yield first
+
+
+def _whole_step(run: Run, network: nn.Module, batch: Any) -> None:
+    for part in split(batch, run.accumulate):
+        with run.processes.autocast():
+            loss = run.objective(network, part, epoch=0, step=0)["loss"]
+        (loss * len_of(part) / len_of(batch)).backward()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
 
 
 def _gradients_s(run: Run, batch: object) -> float:
@@ -207,8 +227,10 @@ def takes_days(plan: Plan, seconds: float) -> list[str]:
 # Planning into a time -------------------------------------------------------------------------------------------------
 
 
-def plan_within_time(plan: Plan, processes: Processes, stores: Stores, started: float) -> tuple[Plan, TimeBudget]:
-    """Return the plan with as many epochs as fit into its time, and the budget that corrects them during the run.
+def plan_within_time(
+    plan: Plan, processes: Processes, stores: Stores, started: float
+) -> tuple[Plan, TimeBudget, StepTimes]:
+    """Return the plan with as many epochs as fit into its time, the budget that corrects them, and the measured times.
 
     The steps are measured on a run that is then discarded; images that it decodes stay in `stores`. All processes plan
     what rank 0 does.
@@ -217,9 +239,8 @@ def plan_within_time(plan: Plan, processes: Processes, stores: Stores, started: 
     run, _, _ = make_run(plan, processes, silent, stores)
     try:
         measured = measure(run, most_s=max(1.0, MEASURING_SHARE * plan.time_s))
-        compiling_s = COMPILING_S if unwrap(run.model) is not run.model else 0.0
         before_s = FORWARD_SHARE * plan.task.training.images_before(plan) / measured.images_per_s
-        left_s = plan.time_s - (clock.perf_counter() - started) - compiling_s - before_s
+        left_s = plan.time_s - (clock.perf_counter() - started) - before_s
         choice = chosen_epochs(plan, measured, run.loader.steps_per_epoch, left_s)
         budget = TimeBudget(
             plan.time_s,
@@ -232,7 +253,43 @@ def plan_within_time(plan: Plan, processes: Processes, stores: Stores, started: 
     finally:
         release(run)
         run.loader.close()
-    return plan.task.training.with_epochs(plan, processes.from_main(choice), str(processes.device)), budget
+    plan = plan.task.training.with_epochs(plan, processes.from_main(choice), str(processes.device))
+    return plan, budget, measured
+
+
+def chosen_compilation(plan: Plan, processes: Processes, stores: Stores, measured: StepTimes | None) -> bool:
+    """Return whether to compile a new run: as the user says, else on a GPU if it is measured to save time."""
+    settings, task = plan.settings, plan.task.training
+    if settings.compiled is not None or processes.device.type != "cuda" or not task.compiles_by_default:
+        return bool(settings.compiled)
+    if plan.time_s and plan.time_s < COMPILED_FROM_S:
+        return False
+    run, _, _ = make_run(plan, processes, silent, stores)
+    try:
+        steps = run.schedule.total_steps
+        if processes.world > 1:
+            return steps >= COMPILED_FROM_STEPS and (plan.time_s or COMPILED_FROM_TIME_S) >= COMPILED_FROM_TIME_S
+        if not is_captured(plan, run):
+            return False
+        captured_s = (measured or measure(run, most_s=MEASURING_S / 4)).step_s
+    finally:
+        release(run)
+        run.loader.close()
+    is_long = steps * captured_s >= COMPILED_FROM_S
+    return is_long and _saves_time(plan, processes, stores, steps, captured_s)
+
+
+def _saves_time(plan: Plan, processes: Processes, stores: Stores, steps: int, captured_s: float) -> bool:
+    """Compile a run that is then discarded; torch keeps the code on disk for the one that is trained."""
+    run, _, _ = make_run(plan, processes, silent, stores, compiled=True)
+    try:
+        begun = clock.perf_counter()
+        measured = measure(run, most_s=1.0)
+        compiling_s = clock.perf_counter() - begun - measured.step_s * STEPS_AT_ONCE
+        return (captured_s - measured.step_s) * steps > compiling_s
+    finally:
+        release(run)
+        run.loader.close()
 
 
 def chosen_epochs(plan: Plan, measured: StepTimes, steps_per_epoch: int, left_s: float) -> Choice:

@@ -61,7 +61,7 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
             tried.append(images)
             return len(tried)
 
-    def waits(*_: object) -> None:
+    def waits(*_: object, **__: object) -> None:
         raise RuntimeError("not permitted\nand more")
 
     tried: list[object] = []
@@ -112,3 +112,54 @@ def test_inference_follows_the_weights() -> None:
         images = torch.randn(count, 3, 32, 32, device="cuda")
         torch.testing.assert_close(captured(images), network(images))
         network.classifier.weight.mul_(2)
+
+
+@on_a_gpu
+def test_gradients_of_micro_batches_add_up() -> None:
+    network = small_network(drop_path=0.0).cuda().eval()
+    captured = CapturedNetwork(network, accumulates=True)
+    batches = [torch.randn(2, 3, 32, 32, device="cuda") for _ in range(3)]
+    for images in batches:
+        captured(images).square().sum().backward()
+    result = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad()
+    for images in batches:
+        network(images).square().sum().backward()
+    for one, other in zip(result, (parameter.grad for parameter in network.parameters()), strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(captured._passes) == 1
+
+
+@on_a_gpu
+def test_methods_and_several_outputs_are_captured() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            return self.layer(images)
+
+        def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
+            return [self.layer(images), 2 * images]
+
+        def forward(self, images: torch.Tensor, *, auxiliary: bool = False) -> object:
+            return (self.layer(images), None) if auxiliary else self.layer(images)
+
+    network = Network().cuda()
+    images = torch.randn(3, 4, device="cuda")
+    captured = CapturedNetwork(network)
+    logits, none = captured(images, auxiliary=True)
+    assert none is None
+    torch.testing.assert_close(logits, network(images))
+    torch.testing.assert_close(captured.features(images), network.layer(images))
+    assert [each.method for each in captured._passes] == ["forward", "features"]
+    recorded_module.capture_method_(network, "maps")
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            first, second = network.maps(images)
+            torch.testing.assert_close(first, network.layer(images))
+            torch.testing.assert_close(second, 2 * images)
+    recorded_module.capture_calls_(network)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), network.layer(images))

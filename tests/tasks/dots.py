@@ -280,8 +280,8 @@ class CountingTraining(Training[DotPlan]):
         del processes, stores
         return plan.train, "in memory"
 
-    def objective(self, plan: DotPlan, network: Any, loader: Any, processes: Any, compiles: bool) -> Objective:
-        del loader, processes, compiles
+    def objective(self, plan: DotPlan, network: Any, loader: Any, processes: Any) -> Objective:
+        del loader, processes
         return make_objective(Ingredients(recipe=plan.recipe, network=network))
 
     def judge(self, plan: DotPlan, processes: Any) -> Errors:

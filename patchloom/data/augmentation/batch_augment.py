@@ -71,9 +71,17 @@ def draw(
     return Draws(torch.cat([first, numbers(LATER_DRAWS)], 1), field)
 
 
-def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> tuple[Tensor, Crops]:
-    """Augment the images at `index` (b,) of `store` (N, h, w, 3) uint8; return (b, 3, H, W) uint8 and their crops."""
-    crops = draw_crops((store.shape[1], store.shape[2]), augment, size, draws)
+def augment_batch(
+    store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws, sizes: Tensor | None = None
+) -> tuple[Tensor, Crops]:
+    """Augment the images at `index` (b,) of `store` (N, h, w, 3) uint8; return (b, 3, H, W) uint8 and their crops.
+
+    `sizes` (b, 2) are the heights and widths of images that do not fill (h, w).
+    """
+    if sizes is None:
+        height, width = store.shape[1:3]
+        sizes = torch.stack([torch.full_like(index, height), torch.full_like(index, width)], 1)
+    crops = draw_crops(sizes, augment, size, draws)
     pixels = crops.images(store, index)
     if augment.policy == "randaugment":
         for _ in range(augment.policy_layers):

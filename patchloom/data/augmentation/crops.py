@@ -2,7 +2,8 @@
 
     b images of (h, w), which are cropped to (H, W)
 
-This is `geometry.py` in tensor operations, without antialiasing and with its own random draws.
+Images of different sizes lie at the top left of canvases of one size. This is `geometry.py` in tensor operations,
+without antialiasing and with its own random draws.
 """
 
 import math
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from patchloom.data.augmentation.augment import CROP_ASPECTS, padding_of
 from patchloom.recipes.parts import AugmentPart
-from patchloom_runtime.images.evaluation_transform import middle_start
 from patchloom_runtime.images.geometry import SMALLEST_BOX_SIDE, Size
 
 BOX_TRIES = 10
@@ -45,7 +45,7 @@ class Crops:
     """The crop of each image: `geometry.Geometry` for a batch. Edges are in pixels of the stored image."""
 
     kind: str  # augment.crop
-    source: Size  # of the stored images
+    source: tuple[Tensor, Tensor]  # height and width of each stored image, (b,) float32
     size: Size
     top: Tensor  # (b,), as the following
     left: Tensor
@@ -56,7 +56,9 @@ class Crops:
     def images(self, store: Tensor, index: Tensor) -> Tensor:
         """Crop the images at `index` (b,) of (N, h, w, 3) uint8 to (b, 3, H, W) float32."""
         if self.kind == "random_resized":
-            rows, columns = (edges / length * 2 - 1 for edges, length in zip(self._centers(), self.source, strict=True))
+            rows, columns = (
+                edges / length * 2 - 1 for edges, length in zip(self._centers(), store.shape[1:], strict=False)
+            )
             shape = (len(index), *self.size)
             grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
             sampled = F.grid_sample(
@@ -81,7 +83,8 @@ class Crops:
 
     def boxes(self, boxes: Tensor) -> Tensor:
         """Convert boxes (b, k, 6) to pixels of the crop and clip them to it; NaN for none and for invisible boxes."""
-        x, y = boxes[:, :, 0:4:2].clamp(0, self.source[1]), boxes[:, :, 1:4:2].clamp(0, self.source[0])
+        height, width = (length[:, None, None] for length in self.source)
+        x, y = boxes[:, :, 0:4:2].clamp(min=0).minimum(width), boxes[:, :, 1:4:2].clamp(min=0).minimum(height)
         x = (x - self.left[:, None, None]) * (self.size[1] / self.width[:, None, None])
         y = (y - self.top[:, None, None]) * (self.size[0] / self.height[:, None, None])
         x = torch.where(self.flipped[:, None, None], self.size[1] - x.flip(2), x)
@@ -106,41 +109,45 @@ class Crops:
             at = [y + self.top[:, None], x + self.left[:, None]]
         places, inside = [], []
         for place, length in zip(at, self.source, strict=True):
-            inside.append((place >= 0) & (place < length))
-            reflected = length - 1 - (length - 1 - place.abs()).abs()
-            places.append(reflected if self.kind == "simple_random" else place.clamp(0, length - 1))
+            last = length.long()[:, None] - 1
+            inside.append((place >= 0) & (place <= last))
+            reflected = last - (last - place.abs()).abs()
+            places.append(reflected if self.kind == "simple_random" else place.clamp(min=0).minimum(last))
         return places[0][:, :, None], places[1][:, None, :], inside[0][:, :, None] & inside[1][:, None, :]
 
 
-def draw_crops(source: Size, augment: AugmentPart, size: Size, draws: Draws) -> Crops:
-    """Draw the crops and flips of images of one size."""
+def draw_crops(sizes: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Crops:
+    """Draw the crops and flips of images with the heights and widths `sizes` (b, 2)."""
+    source = sizes[:, 0].float(), sizes[:, 1].float()
     flipped = draws.one() < augment.flip
     if augment.crop == "random_resized":
         scales = augment.crop_min_scale, augment.crop_max_scale
-        return Crops(augment.crop, source, size, *_resized_boxes(source, scales, draws), flipped)
+        return Crops(augment.crop, source, size, *_resized_boxes(*source, scales, draws), flipped)
     padding = padding_of(augment)
-    rooms = [length + 2 * padding - side + 1 for length, side in zip(source, size, strict=True)]
+    rooms = [length + (2 * padding - side + 1) for length, side in zip(source, size, strict=True)]
     top, left = ((draws.one() * room).long() - padding for room in rooms)
     if augment.crop == "centre":
-        top, left = (torch.full_like(top, start) for start in middle_start(source, size))
+        top, left = (((length - side) / 2).round().long() for length, side in zip(source, size, strict=True))
     height, width = torch.full_like(top, size[0]), torch.full_like(left, size[1])
     return Crops(augment.crop, source, size, top, left, height, width, flipped)
 
 
-def _resized_boxes(source: Size, scales: tuple[float, float], draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw Random Resized Crops: top, left, height and width of each."""
-    height, width = source
-    area = uniform(draws.several(BOX_TRIES), *scales) * height * width
-    box_width, box_height, fits = first_box(area, draws, CROP_ASPECTS, width, height)
-    box_height = box_height.where(fits, min(height, width / CROP_ASPECTS[0]))
-    box_width = box_width.where(fits, min(width, height * CROP_ASPECTS[1]))
+def _resized_boxes(
+    height: Tensor, width: Tensor, scales: tuple[float, float], draws: Draws
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw Random Resized Crops of images of heights and widths (b,): top, left, height and width of each."""
+    area = uniform(draws.several(BOX_TRIES), *scales) * height[:, None] * width[:, None]
+    box_width, box_height, fits = first_box(area, draws, CROP_ASPECTS, width[:, None], height[:, None])
+    narrow, wide = CROP_ASPECTS
+    box_height = box_height.where(fits, torch.minimum(height, (width.double() / narrow).float()))
+    box_width = box_width.where(fits, torch.minimum(width, (height.double() * wide).float()))
     top = (draws.one().where(fits, 0.5) * (height - box_height + 1)).floor()
     left = (draws.one().where(fits, 0.5) * (width - box_width + 1)).floor()
     return top, left, box_height, box_width
 
 
 def first_box(
-    area: Tensor, draws: Draws, aspects: tuple[float, float], most_tall: int, most_wide: int
+    area: Tensor, draws: Draws, aspects: tuple[float, float], most_tall: Tensor | int, most_wide: Tensor | int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first box with √(area·aspect) ≤ most_tall, √(area/aspect) ≤ most_wide, and whether there is one."""
     aspect = uniform(draws.several(BOX_TRIES), math.log(aspects[0]), math.log(aspects[1])).exp()

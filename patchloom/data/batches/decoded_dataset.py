@@ -1,10 +1,12 @@
-"""Datasets of one image size that fit in memory: decoded once, kept on the device, augmented there batch by batch.
+"""Datasets that fit in memory: decoded once, kept on the device, augmented there batch by batch.
 
+Images of different sizes are kept on canvases of one size, on a GPU only: a CPU crops them one by one as fast.
 `DeviceLoader` has `Loader`'s interface. `make_loader` and `make_evaluation_loader` choose between the two.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from patchloom.data.augmentation.augment import check_policy, size_before_window, train_transform
 from patchloom.data.augmentation.batch_augment import BATCHED_POLICIES, augment_batch, draw
+from patchloom.data.augmentation.canvas import EXTENT_VALUES
 from patchloom.data.augmentation.crops import Draws
 from patchloom.data.augmentation.own_transform import OwnTransform
 from patchloom.data.batches.cuda_graph import capture
@@ -29,13 +32,16 @@ from patchloom.machine import available_bytes, cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import ImageTransform, as_size, test_transform
-from patchloom_runtime.images.geometry import Geometry, Size
-from patchloom_runtime.images.samples import UNLABELED, Sample
+from patchloom_runtime.images.geometry import Geometry, Size, scaled_size
+from patchloom_runtime.images.samples import EXTENT, UNLABELED, Sample
 
 DEFAULT_BUDGET_BYTES = 4 << 30
+GPU_SHARE = 0.25  # of a GPU's memory for decoded images, if that is more than the default
 # Crops are not antialiased on the device, which would be visible for images much larger than the crop.
 LARGEST_REDUCTION = 1.5
 DECODED_AT_ONCE = 256
+LONGEST_SIDE = 3  # of images on canvases, in sides of the crop
+MARGIN = 2  # pixels around an image on its canvas that interpolation reads
 RGB_BYTES = 3
 # Values per batch up to which a captured graph is replayed; it keeps the memory of about twenty such batches in
 # float32. In larger batches the work takes longer than the launches.
@@ -69,6 +75,7 @@ class Store:
     outside: dict[str, int] = field(default_factory=dict)  # fill value of each layer outside the image
     boxes: Tensor | None = None  # (N, most per image, 6), NaN for missing boxes
     targets: Tensor | None = None  # (N, K) float32, NaN for unknown values
+    sizes: Tensor | None = None  # (N, 2) height and width of images that do not fill their canvas
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -84,8 +91,12 @@ def decode_all(
     workers: int = 0,
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
+    budget_bytes: float = math.inf,
 ) -> Store:
-    """Read every image once with a deterministic transform: `test_transform` or `BeforeCrop`."""
+    """Read every image once with a deterministic transform: `test_transform`, `BeforeCrop` or `OnCanvas`.
+
+    Canvases are cut to the largest image. Raises UnevenSizesError if they take more than `budget_bytes`.
+    """
     loader = Loader(
         dataset,
         transform,
@@ -96,29 +107,45 @@ def decode_all(
         skip_broken=skip_broken,
         timeout_s=timeout_s,
     )
-    shapes, labels, done = transform.shapes(dataset.parts), torch.empty(len(dataset), dtype=torch.int64), 0
-    targets: list[Tensor] = []
-    pixels = torch.empty((len(dataset), *shapes.pop("image")), dtype=torch.uint8, device=device)
-    layers: dict[str, Tensor] = {}
-    boxes: list[Boxes] = []
+    labels, targets, boxes = torch.empty(len(dataset), dtype=torch.int64), [], []
+    kept: dict[str, Tensor] = {}
+    done = 0
     with closing(loader):
         for batch in loader.epoch(0):
             rows = slice(done, done + len(batch))
-            pixels[rows] = batch.images.permute(0, 2, 3, 1).to(device)
+            parts: dict[str, Any] = {"image": batch.images.permute(0, 2, 3, 1)} | batch.parts
             labels[rows] = batch.labels
             targets += [] if batch.targets is None else [batch.targets]
-            for name, part in batch.parts.items():
+            used = [int(side) + MARGIN for side in parts[EXTENT][:, :2].amax(0)] if EXTENT in parts else [None, None]
+            for name, part in parts.items():
                 if isinstance(part, Boxes):
                     boxes.append(part)
                     continue
-                if name not in layers:
-                    layers[name] = torch.empty((len(dataset), *shapes[name]), dtype=part.dtype, device=device)
-                layers[name][rows] = part.to(device)
+                part = part[:, : used[0], : used[1]] if part.ndim > 2 else part  # images and layers
+                kept[name] = _with_rows(kept.get(name), rows, part, len(dataset), device, budget_bytes)
             done = rows.stop
+    pixels, extents = kept.pop("image"), kept.pop(EXTENT, None)
+    sizes = None if extents is None else extents[:, :2].long()
     outside = {name: kind.outside for name, kind in dataset.layers.items()}
     all_boxes = padded(boxes).to(device) if boxes else None
     all_targets = torch.cat(targets).to(device) if targets else None
-    return Store(pixels, labels.to(device), loader.broken, layers, outside, all_boxes, all_targets)
+    return Store(pixels, labels.to(device), loader.broken, kept, outside, all_boxes, all_targets, sizes)
+
+
+def _with_rows(
+    kept: Tensor | None, rows: slice, part: Tensor, count: int, device: torch.device | str, budget_bytes: float
+) -> Tensor:
+    """Write some of `count` rows of an array, which is made larger if these rows are."""
+    shape = tuple(part.shape[1:]) if kept is None else tuple(map(max, kept.shape[1:], part.shape[1:]))
+    if kept is None or tuple(kept.shape[1:]) != shape:
+        if count * math.prod(shape) * part.element_size() > budget_bytes:
+            raise UnevenSizesError(f"decoded on canvases they take more than {budget_bytes / 2**20:,.0f} MiB")
+        larger = torch.zeros((count, *shape), dtype=part.dtype, device=device)
+        if kept is not None:
+            larger[: rows.start, : kept.shape[1], : kept.shape[2]] = kept[: rows.start]
+        kept = larger
+    kept[(rows, *(slice(length) for length in part.shape[1:]))] = part.to(device)
+    return kept
 
 
 class UnevenSizesError(DataError):
@@ -158,6 +185,58 @@ class BeforeCrop(ImageTransform):
         if crop == "random_resized":
             return image[1], image[0]
         return size_before_window(image, crop, crop_size, crop_ratio)
+
+
+@dataclass(frozen=True)
+class OnCanvas(ImageTransform):
+    """The deterministic resizing before a random crop, of images of any size, at the top left of a canvas.
+
+    Images that are much larger than the crop are reduced, with antialiasing. What an image leaves of its canvas is its
+    reflection, which crops see only by the width of the interpolation.
+    """
+
+    crop: str
+    crop_ratio: float
+    crop_size: Size
+
+    @property
+    def image_size(self) -> Size:  # type: ignore[override]
+        """Return the size of the canvas."""
+        height, width = self.crop_size
+        return int(LONGEST_SIDE * height), int(LONGEST_SIDE * width)
+
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
+        """Return the whole image."""
+        size, canvas = sample.size, self.image_size
+        scaled = self._scaled(size)
+        if scaled[0] > canvas[0] or scaled[1] > canvas[1]:
+            raise UnevenSizesError(
+                f"an image of {size[1]}×{size[0]} is too long for a canvas of {canvas[0]}×{canvas[1]}"
+            )
+        return Geometry((0, 0, *size), scaled, canvas, reflect=True)
+
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """Return the canvas with its parts and the extent of the image."""
+        geometry = self.geometry(sample, rng)
+        width, height = sample.size
+        return self.applied(geometry, sample, rng) | {EXTENT: np.array([*geometry.scaled, height, width], np.int32)}
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the fixed shapes."""
+        return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
+
+    def reduction(self, size: tuple[int, int]) -> int:
+        """Return the reduction that the resulting size allows."""
+        return Geometry((0, 0, *size), self._scaled(size), self.image_size).reduction
+
+    def _scaled(self, image: tuple[int, int]) -> Size:
+        if self.crop != "random_resized":
+            return size_before_window(image, self.crop, self.crop_size, self.crop_ratio)
+        pixels = LARGEST_REDUCTION * LARGEST_REDUCTION * self.crop_size[0] * self.crop_size[1]
+        scale = min(1.0, math.sqrt(pixels / (image[0] * image[1])))
+        return scaled_size(
+            image, min(scale, *(most / side for most, side in zip(self.image_size, image[::-1], strict=True)))
+        )
 
 
 class DeviceLoader:
@@ -286,7 +365,8 @@ class DeviceLoader:
         """Return images, then the parts in the order of the store."""
         assert self._augment
         store = self._store
-        images, crops = augment_batch(store.pixels, index, self._augment, self._size, Draws(values, field))
+        sizes, draws = None if store.sizes is None else store.sizes[index], Draws(values, field)
+        images, crops = augment_batch(store.pixels, index, self._augment, self._size, draws, sizes)
         layers = [crops.layer(numbers, index, store.outside[name]) for name, numbers in store.layers.items()]
         return images, *layers, *([] if store.boxes is None else [crops.boxes(store.boxes[index])])
 
@@ -337,39 +417,45 @@ def make_loader(
     size, device = as_size(image_size), _keeping_device(device)
     check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
-    before_crop = BeforeCrop.like(first.image, augment, size)
-    if torch.device(device).type == "cpu" and (available := available_bytes()) is not None:
-        budget_bytes = min(budget_bytes, available // 2)
-    reason = _against_device(dataset, augment, before_crop, budget_bytes)
+    budget_bytes = _budget(device, budget_bytes)
     own = OwnTransform(transform, size) if transform is not None else None
     if own is not None:
         own.shapes(dataset.parts)
         own.arrays(first, random.Random(seed))  # fails now rather than in a worker
-        reason = "transform works on one image at a time"
     stores = {} if stores is None else stores
-    if not reason:
+    reason = "transform works on one image at a time" if own else ""
+    for before_crop in () if own else _before_crops(first.image, augment, size, device):
+        if reason := _against_device(dataset, augment, before_crop, budget_bytes):
+            continue
         try:
             known = stores.get(before_crop)
             if known is None or set(known.parts) != set(dataset.parts):
                 stores[before_crop] = decode_all(
-                    dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
+                    dataset,
+                    before_crop,
+                    device,
+                    workers=workers,
+                    skip_broken=skip_broken,
+                    timeout_s=timeout_s,
+                    budget_bytes=budget_bytes,
                 )
-            store = stores[before_crop]
-            on_device = DeviceLoader(
-                store,
-                augment,
-                size,
-                batch_size=batch_size,
-                seed=seed,
-                repeats=augment.repeats,
-                rank=rank,
-                world=world,
-                sampling=sampling,
-            )
-            mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
-            return on_device, f"images stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
         except UnevenSizesError as error:
             reason = str(error)
+            continue
+        store = stores[before_crop]
+        on_device = DeviceLoader(
+            store,
+            augment,
+            size,
+            batch_size=batch_size,
+            seed=seed,
+            repeats=augment.repeats,
+            rank=rank,
+            world=world,
+            sampling=sampling,
+        )
+        mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
+        return on_device, f"images stay decoded on {device} ({mib:,.0f} MiB) and are augmented there"
     by_image = own or views or train_transform(augment, size)
     memory, how = sample_memory(dataset, by_image, stores, workers=workers, world=world)
     loader = Loader(
@@ -442,16 +528,37 @@ def _who(workers: int) -> str:
     return f"{workers} workers" + (f" (more than the {cores()} cores: likely no faster)" if workers > cores() else "")
 
 
-def _against_device(dataset: ImageSet, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
+def _budget(device: torch.device, default: int) -> int:
+    """Return the bytes for decoded images: a share of a GPU's memory, at most half of what a CPU has available."""
+    if device.type == "cuda":
+        return max(default, int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory))
+    available = available_bytes()
+    return default if available is None else min(default, available // 2)
+
+
+def _before_crops(
+    first: Image.Image, augment: AugmentPart, size: Size, device: torch.device
+) -> Iterator[BeforeCrop | OnCanvas]:
+    """Yield the ways to keep decoded images, best first."""
+    yield BeforeCrop.like(first, augment, size)
+    if device.type == "cuda":
+        yield OnCanvas(augment.crop, augment.crop_ratio, size)
+
+
+def _against_device(
+    dataset: ImageSet, augment: AugmentPart, before_crop: BeforeCrop | OnCanvas, budget_bytes: int
+) -> str:
     """Return why a dataset cannot be kept and augmented on the device; "" if it can."""
     (height, width), size = before_crop.image_size, before_crop.crop_size
+    known = isinstance(before_crop, BeforeCrop)  # the size of the canvases is known after decoding
     if augment.crop == "scaled":
         return "augment.crop=scaled works on one image at a time, not on whole batches"
     if augment.policy not in BATCHED_POLICIES:
         return f"augment.policy={augment.policy} works on one image at a time, not on whole batches"
-    if not fits_in_memory(len(dataset), (height, width), budget_bytes, pixel_bytes(dataset)):
+    if known and not fits_in_memory(len(dataset), (height, width), budget_bytes, pixel_bytes(dataset)):
         needed, allowed = len(dataset) * height * width * pixel_bytes(dataset) / 2**20, budget_bytes / 2**20
         return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
-    if augment.crop == "random_resized" and max(height / size[0], width / size[1]) > LARGEST_REDUCTION:
+    too_large = max(height / size[0], width / size[1]) > LARGEST_REDUCTION
+    if known and augment.crop == "random_resized" and too_large:
         return f"images of {height}×{width} are much larger than their crops, so each is resized by itself"
     return ""

@@ -20,7 +20,8 @@ class DetectionTraining(ImageTraining):
     """A backbone under the heads of Mask R-CNN."""
 
     planner_type = DetectionPlanner
-    compiles_by_default = False  # the number of proposals and regions differs from step to step
+    captured_method = "maps"  # of the backbone; the number of proposals and regions differs from step to step
+    compiles_by_default = False
 
     def network(self, plan: Any) -> Detector:
         network = detector_of(plan.recipe, plan.splits, plan.settings.level)
@@ -49,8 +50,7 @@ class DetectionTraining(ImageTraining):
         )
         return loader, made_by_image(memory, how, plan.workers)
 
-    def objective(self, plan: Any, network: Any, loader: Any, processes: Processes, compiles: bool) -> Objective:
-        del compiles
+    def objective(self, plan: Any, network: Any, loader: Any, processes: Processes) -> Objective:
         return make_objective(
             Ingredients(
                 recipe=plan.recipe,

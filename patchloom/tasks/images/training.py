@@ -115,17 +115,13 @@ class WholeImageTraining(ImageTraining):
     def loader(self, plan: ImagePlan, processes: Processes, stores: Any) -> Any:
         return image_loader(plan, processes, stores)
 
-    def objective(
-        self, plan: ImagePlan, network: Network, loader: Any, processes: Processes, compiles: bool
-    ) -> Objective:
+    def objective(self, plan: ImagePlan, network: Network, loader: Any, processes: Processes) -> Objective:
         teacher, spec = None, plan.recipe.objective.teacher
         if spec:
             of_features = plan.method.teacher == "features"
             with processes.rng_preserved():
                 teacher = make_feature_teacher(spec) if of_features else make_teacher(spec, plan.splits)
                 teacher.to(processes.device)
-            if compiles:
-                teacher.compile()
         objective = make_objective(
             Ingredients(
                 recipe=plan.recipe,
@@ -142,7 +138,7 @@ class WholeImageTraining(ImageTraining):
         objective.batch_transform = plan.settings.batch_transform
         return objective
 
-    def compile_extras(self, plan: ImagePlan, network: Network, mode: str | None) -> None:
+    def compile_extras(self, plan: ImagePlan, network: Network) -> None:
         """Compile the pass of small views through a network of one image size."""
         views = plan.recipe.views
         if not views.local or network.any_resolution:
@@ -150,7 +146,7 @@ class WholeImageTraining(ImageTraining):
         device, size = next(network.parameters()).device, views.local_size
         with torch.no_grad():  # the first pass prepares the resampled weights, which must not be compiled
             network.forward_resampled(torch.zeros(1, network.config.channels, size, size, device=device))
-        network.forward_resampled = torch.compile(network.forward_resampled, mode=mode)  # type: ignore[method-assign]
+        network.forward_resampled = torch.compile(network.forward_resampled)  # type: ignore[method-assign]
 
     def after_epoch(self, plan: ImagePlan, network: Network, processes: Processes) -> EpochPictures | None:
         """Return what draws the network every few epochs on images of val, if --pictures is set."""

@@ -110,8 +110,7 @@ class SegmentationTraining(ImageTraining):
     def loader(self, plan: ImagePlan, processes: Processes, stores: Any) -> Any:
         return image_loader(plan, processes, stores)
 
-    def objective(self, plan: ImagePlan, network: Any, loader: Any, processes: Processes, compiles: bool) -> Objective:
-        del compiles
+    def objective(self, plan: ImagePlan, network: Any, loader: Any, processes: Processes) -> Objective:
         if processes.world > 1 and processes.device.type == "cuda":  # SyncBatchNorm needs a GPU
             for name in network.classifiers():
                 setattr(network, name, nn.SyncBatchNorm.convert_sync_batchnorm(getattr(network, name)))

@@ -59,6 +59,7 @@ class TranslationTraining(Training[TextPlan]):
 
     batch_unit = "tokens"
     speed_unit = "pairs"
+    captured_method = ""
     compiles_by_default = False
     compile_options: ClassVar = {"dynamic": True}  # every length is another shape: one graph is compiled for all
 
@@ -141,10 +142,8 @@ class TranslationTraining(Training[TextPlan]):
         )
         return loader, ""
 
-    def objective(
-        self, plan: TextPlan, network: Seq2Seq, loader: Any, processes: Processes, compiles: bool
-    ) -> Objective:
-        del loader, processes, compiles
+    def objective(self, plan: TextPlan, network: Seq2Seq, loader: Any, processes: Processes) -> Objective:
+        del loader, processes
         return make_objective(Ingredients(recipe=plan.recipe, network=network))
 
     def judge(self, plan: TextPlan, processes: Processes) -> TranslationJudge:
