@@ -111,7 +111,7 @@ def _exact(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tenso
     scores, ranked = rank(vectors, queries, positions, k)
     if cosines.shape[1] < len(vectors):
         for query in torch.nonzero(cosines[:, -1] >= floor)[:, 0].tolist():
-            scores[query], ranked[query] = _among_many(vectors, queries[query], float(floor[query]), k)
+            scores[query], ranked[query] = among_many(vectors, queries[query], float(floor[query]), k)
     return scores, ranked
 
 
@@ -168,7 +168,7 @@ def rank(vectors: VectorStore, queries: Tensor, positions: Tensor, k: int) -> tu
     return scores.gather(1, chosen), positions.gather(1, chosen)
 
 
-def _among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
+def among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of one query with more close vectors than candidates, e.g. many copies of one image."""
     scores, positions = query.new_empty(0), torch.empty(0, dtype=torch.int64)
     start = 0

@@ -15,7 +15,8 @@ import sys
 import torch
 from torch.nn import functional as F
 from patchloom.layers import attention, convolution, kernels, mlp, norms, residual, sparse_mlp, token_mixing
-from patchloom.layers.kernels import batch_norm_gelu, gated_linear, gelu, gelu_mlp, layer_norm, linear_gelu
+from patchloom.layers.kernels import batch_norm_gelu, block_maxima, gated_linear, gelu, gelu_mlp, layer_norm
+from patchloom.layers.kernels import linear_gelu
 from patchloom.layers.kernels import rows_and_columns, talking_attention, talking_heads, token_mlp
 from patchloom.layers.kernels import token_mixing as mixing
 
@@ -171,6 +172,14 @@ for layer in (conv, sparse):
             each.absorb_()
     torch.testing.assert_close(layer(maps), expected, rtol=1e-4, atol=1e-5)
     with_and_without(layer, maps, 1e-2, False)
+
+for q, n, c in ((1, 256, 64), (5, 4096, 128), (130, 384, 192)):
+    queries, vectors = (torch.randn(rows, c, device=DEVICE).half() for rows in (q, n))
+    for count in (n, n - 1, n - 70):  # the last blocks are not full, or hold none
+        products = queries.float() @ vectors.float().T
+        products[:, count:] = float("-inf")
+        actual = block_maxima.block_maxima(queries, vectors, count)
+        torch.testing.assert_close(actual, products.view(q, -1, 64).amax(dim=2), rtol=1e-4, atol=1e-3)
 print("all equal")
 """
 
