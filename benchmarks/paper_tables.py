@@ -1,0 +1,296 @@
+"""The tables of the papers that `benchmarks/papers.py` tests at small scale: variants, published numbers and claims.
+
+All variants of a table share recipe, width, epochs and learning rate; a variant states what differs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OPTIONS = "model.options."
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of a table: recipe changes, and the number in the paper."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    published: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper as differences between variants.
+
+    It is confirmed if every variant of `better` is ahead of every one of `worse`, beyond the interval. With `within`,
+    it says instead that they differ by no more than so many points.
+    """
+
+    text: str
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    measure: str = "top1"
+    within: float | None = None
+    gains_over: tuple[str, str] | None = None  # compare the gains of `better` and `worse` over these two
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper. `choice` names the tables that share a learning rate, chosen on the first variant."""
+
+    place: str
+    base: dict[str, Any]
+    variants: dict[str, Variant]
+    claims: tuple[Claim, ...]
+    choice: str
+    lr: float = 2e-3
+    extras: tuple[str, ...] = ()  # further measures, as columns
+    teacher: bool = False
+
+
+def options(**values: Any) -> dict[str, Any]:
+    """Return network options as recipe changes."""
+    return {OPTIONS + name: value for name, value in values.items()}
+
+
+# Crops and flips alone: so few epochs do not overfit.
+LIGHT = {
+    "augment.policy": "none",
+    "augment.erasing": 0.0,
+    "augment.mixup": 0.0,
+    "augment.cutmix": 0.0,
+    "model.drop_path": 0.0,
+    "optim.ema_decay": None,
+    "optim.weight_decay": 0.1,
+    "schedule.warmup_epochs": 1,
+}
+DIM = 128
+RESMLP = {"model.name": "resmlp_s12", **LIGHT, **options(dim=DIM)}
+VIT = {"model.name": "deit_s", **LIGHT, **options(dim=DIM, heads=4)}
+# DeiT as CaiT without its changes, as in thesis tables 3.11 and 3.13.
+FRAME = {
+    "model.name": "cait_s24",
+    **LIGHT,
+    **options(depth=12, dim=DIM, heads=4, talking_heads=False, class_depth=0, insert_class_at=0, residual="none"),
+}
+SMLPNET = {"model.name": "smlpnet_t2", **LIGHT, **options(dim=48, depths=(2, 4, 2), patch_size=2, alpha=2.0)}
+STAGES = (1, 2, 3)
+SGD = {
+    "optim.name": "sgd",
+    "optim.nesterov": True,
+    "optim.lr": 0.2,
+    "optim.weight_decay": 5e-4,
+    "optim.clip_norm": None,
+}
+# As resmlp_old_fashioned: the rate drops twice, by ten.
+OLD_FASHIONED = {
+    "optim.name": "sgd",
+    "optim.lr": 0.2,
+    "optim.weight_decay": 1e-4,
+    "optim.clip_norm": None,
+    "objective.smoothing": 0.0,
+    "schedule.warmup_epochs": 0,
+    "schedule.decay": "step",
+    "schedule.step_epochs": (4, 7),
+}
+# The teacher of the distillation table.
+TEACHER = {"model.name": "timm:resnet18", **LIGHT, **SGD}
+TEACHER_EPOCHS = 0.6  # of the students'
+
+TABLES: dict[str, Table] = {}
+
+TABLES["resmlp"] = Table(
+    "ResMLP table 3, 3.4 and (arXiv) A",
+    RESMLP,
+    {
+        "matrix": Variant({}, 76.6),
+        "none": Variant(options(communication="none"), 56.5),
+        "MLP": Variant(options(communication="mlp"), 77.3),
+        "convolution": Variant(options(communication="conv"), 77.3),
+        "depth-wise": Variant(options(communication="depthwise"), 76.3),
+        "separable": Variant(options(communication="separable"), 77.0),
+        "LayerNorm": Variant(options(norm="layer"), 77.7),
+        "class-MLP": Variant(options(pool="class_mlp"), 77.5),
+        "patches of 8": Variant(options(patch_size=8)),
+        "old-fashioned": Variant(OLD_FASHIONED, 69.2),
+        "ReLU": Variant(options(activation="relu")),
+        "positions": Variant(options(position=True)),
+        "post-norm": Variant(options(norm_place="post")),
+    },
+    (
+        Claim("Without communication between patches, ResMLP loses about 20 points", ("matrix",), ("none",)),
+        Claim("LayerNorm is more accurate than Aff", ("LayerNorm",), ("matrix",)),
+        Claim("Class-MLP pooling is more accurate than the average", ("class-MLP",), ("matrix",)),
+        Claim(
+            "MLPs or convolutions between patches are more accurate than a matrix",
+            ("MLP", "convolution", "separable"),
+            ("matrix",),
+        ),
+        Claim("Depth-wise convolutions are no better than a matrix", ("matrix",), ("depth-wise",)),
+        Claim("Smaller patches are more accurate", ("matrix",), ("patches of 8",)),
+        Claim("The training of ResNets costs 7 points", ("matrix",), ("old-fashioned",)),
+        Claim("Position encodings do not help", ("positions",), ("matrix",), within=1.0),
+        Claim("ReLU is nearly as good as GELU", ("ReLU",), ("matrix",), within=1.0),
+        Claim("Norms before the branches are better than after the sum", ("matrix",), ("post-norm",)),
+    ),
+    choice="resmlp",
+    extras=("sparse_A", "sparse_B", "sparse_C"),
+)
+
+DISTILLED = {"model.name": "deit_s_distilled"}
+HARD = {"objective.distillation": "hard", "objective.distillation_weight": 0.5}
+TABLES["distillation"] = Table(
+    "Thesis tables 3.3 and 3.4, 3.3",
+    VIT,
+    {
+        "none": Variant({}, 79.8),
+        "soft": Variant(
+            {
+                "objective.distillation": "soft",
+                "objective.distillation_weight": 0.1,
+                "objective.temperature": 3.0,
+            },
+            79.8,
+        ),
+        "hard": Variant(HARD, 80.9),
+        "token": Variant({**DISTILLED, **HARD}, 81.2),
+        "two class tokens": Variant({**DISTILLED, "objective.distillation": "labels"}),
+    },
+    (
+        Claim("Hard distillation helps DeiT", ("hard",), ("none",)),
+        Claim("Soft distillation with little weight does not help", ("soft",), ("none",), within=1.0),
+        Claim("The distillation token is better than hard labels on the class token", ("token",), ("hard",)),
+        Claim("A second class token with the same labels does not help", ("two class tokens",), ("none",), within=1.0),
+        Claim("The distilled network agrees more with the convnet", ("token", "hard"), ("none",), "teacher_agreement"),
+        Claim(
+            "The distillation head agrees more with the convnet than the class head",
+            ("token, distillation head",),
+            ("token, class head",),
+            "teacher_agreement",
+        ),
+        Claim(
+            "Both heads together are better than either",
+            ("token",),
+            ("token, class head", "token, distillation head"),
+        ),
+    ),
+    choice="vit",
+    extras=("teacher_agreement", "cosine_first", "cosine_last"),
+    teacher=True,
+)
+
+TABLES["smlpnet"] = Table(
+    "sMLPNet tables 1, 3, 4 and 5",
+    {**SMLPNET, **options(global_stages=STAGES)},
+    {
+        "sMLPNet": Variant({}, 81.3),
+        "local only": Variant(options(global_stages=(), instead_of_global="nothing", dim=68), 80.7),
+        "global only": Variant(options(local=False), 80.6),
+        "sum": Variant(options(fusion="sum")),
+        "weighted sum": Variant(options(fusion="weighted")),
+        "sequential": Variant(options(sequential=True), 81.1),
+        "no identity": Variant(options(identity=False), 80.9),
+        "sequential, no identity": Variant(options(sequential=True, identity=False), 80.6),
+        "dense": Variant(options(global_stages=(), token_mlp=(2, 3)), 77.8),
+        "dense, one stage": Variant(
+            options(global_stages=(), token_mlp=(1,), depths=(8,), dim=144, patch_size=4), 76.8
+        ),
+    },
+    (
+        Claim("Local and global mixing are both needed", ("sMLPNet",), ("local only", "global only")),
+        Claim("Fusing by a linear layer is better than a sum or a weighted sum", ("sMLPNet",), ("sum", "weighted sum")),
+        Claim("The identity branch helps", ("sMLPNet", "sequential"), ("no identity", "sequential, no identity")),
+        Claim("Parallel branches are better than sequential ones", ("sMLPNet",), ("sequential",)),
+        Claim("Sparse mixing is better than dense", ("sMLPNet",), ("dense",)),
+        Claim("Several stages are better than one", ("dense",), ("dense, one stage",)),
+    ),
+    choice="smlpnet",
+)
+
+DEEP = options(depth=24)
+# ε by depth (thesis 3.5.2): 0.1 up to 18 layers, 1e-5 at 24.
+TABLES["depth"] = Table(
+    "Thesis tables 3.11 and 3.13",
+    FRAME,
+    {
+        "12 layers": Variant({}, 79.9),
+        "12, class token at 8": Variant(options(insert_class_at=8), 80.0),
+        "12, class token at 10": Variant(options(insert_class_at=10), 80.5),
+        "10 + 2 class attention": Variant(options(depth=10, class_depth=2, insert_class_at=None), 80.3),
+        "12 + 2 class attention": Variant(options(class_depth=2, insert_class_at=None), 80.8),
+        "12, LayerScale": Variant(options(residual="layerscale", scale_init=0.1), 80.5),
+        "24 layers": Variant(DEEP, 78.9),
+        "24, ReZero": Variant({**DEEP, **options(residual="rezero")}, 80.8),
+        "24, T-Fixup": Variant({**DEEP, **options(residual="tfixup")}, 81.5),
+        "24, Fixup": Variant({**DEEP, **options(residual="fixup")}, 82.3),
+        "24, scalar": Variant({**DEEP, **options(residual="scalar", scale_init=1e-5)}, 81.1),
+        "24, LayerScale": Variant({**DEEP, **options(residual="layerscale", scale_init=1e-5)}, 82.4),
+    },
+    (
+        Claim(
+            "At depth 24, LayerScale is better than ReZero, T-Fixup and a scalar",
+            ("24, LayerScale",),
+            ("24, ReZero", "24, T-Fixup", "24, scalar"),
+        ),
+        Claim("At depth 24, LayerScale is better than no weight", ("24, LayerScale",), ("24 layers",)),
+        Claim("At depth 12, LayerScale is better than no weight", ("12, LayerScale",), ("12 layers",)),
+        Claim("With LayerScale, 24 layers are better than 12", ("24, LayerScale",), ("12, LayerScale",)),
+        Claim("A class token inserted late is better", ("12, class token at 10",), ("12 layers",)),
+        Claim("Class attention is better than a class token", ("12 + 2 class attention",), ("12 layers",)),
+    ),
+    choice="vit",
+)
+
+FULL = {
+    "model.name": "deit_s",
+    **options(dim=DIM, heads=4),
+    "model.drop_path": 0.0,
+    "optim.ema_decay": None,
+    "optim.weight_decay": 0.1,
+    "schedule.warmup_epochs": 1,
+}
+TABLES["ingredients"] = Table(
+    "Thesis tables 3.8, 6.3 and 6.4",
+    FULL,
+    {
+        "DeiT": Variant({}, 81.8),
+        "SGD": Variant(SGD, 74.5),
+        "no RandAugment": Variant({"augment.policy": "none"}, 79.6),
+        "no Mixup, no CutMix": Variant({"augment.mixup": 0.0, "augment.cutmix": 0.0}, 75.8),
+        "no erasing": Variant({"augment.erasing": 0.0}),
+        "3-Augment": Variant({"augment.policy": "three_augment", "augment.color_jitter": 0.3}),
+        "binary cross-entropy": Variant({"objective.loss": "bce", "objective.smoothing": 0.0}),
+        "LayerScale": Variant(options(layer_scale=True)),
+    },
+    (
+        Claim("AdamW is much better than SGD", ("DeiT",), ("SGD",)),
+        Claim("RandAugment is needed", ("DeiT",), ("no RandAugment",)),
+        Claim("Mixup and CutMix are needed", ("DeiT",), ("no Mixup, no CutMix",)),
+        Claim("3-Augment is better for ViTs than RandAugment", ("3-Augment",), ("DeiT",)),
+        Claim("Binary cross-entropy is as good or better", ("binary cross-entropy",), ("DeiT",)),
+        Claim("LayerScale helps", ("LayerScale",), ("DeiT",)),
+    ),
+    choice="vit",
+)
+
+
+def _shares(name: str, changes: dict[str, Any]) -> dict[str, Variant]:
+    # At equal steps: a tenth of the images has ten times the epochs.
+    return {f"{name}, {share:.0%}": Variant({**changes, "train_share": share}) for share in (0.1, 0.3, 1.0)}
+
+
+TABLES["data"] = Table(
+    "Mixer figure 2, right",
+    {**LIGHT, **options(dim=DIM)},
+    _shares("ViT", {"model.name": "deit_s", **options(heads=4)})
+    | _shares("Mixer", {"model.name": "mixer_s16", **options(depth=12, token_dim=64)}),
+    (
+        Claim(
+            "Mixer gains more from data than ViT",
+            ("Mixer, 100%",),
+            ("ViT, 100%",),
+            gains_over=("Mixer, 10%", "ViT, 10%"),
+        ),
+        Claim("With all data, ViT is ahead of Mixer", ("ViT, 100%",), ("Mixer, 100%",)),
+    ),
+    choice="vit",
+)
