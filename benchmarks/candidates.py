@@ -87,6 +87,7 @@ GPU_LARGE = {
     "smlpnet narrow rand": {**network("smlpnet_t", dim=48, depths=(2, 4, 8, 2)), **RAND},
     "smlpnet shallow": network("smlpnet_t", dim=64, depths=(1, 2, 4, 1)),
     "smlpnet shallow rand": {**network("smlpnet_t", dim=64, depths=(1, 2, 4, 1)), **RAND},
+    "smlpnet shallow strong": {**network("smlpnet_t", dim=64, depths=(1, 2, 4, 1)), **STRONG},
     "smlpnet small": {**network("smlpnet_t"), "model.image_size": 96},
     "patchconvnet": network("patchconvnet_s20", scale_init=0.1),
     "patchconvnet patch 8": network("patchconvnet_s20", stem="linear", patch_size=8, scale_init=0.1, depth=12),
@@ -103,6 +104,12 @@ GPU_SMALL = {
     "smlpnet lr x3": {**network("smlpnet_t", **SMALL_NETWORK), "optim.lr": 3e-3},
     "smlpnet narrow": network("smlpnet_t", **{**SMALL_NETWORK, "dim": 48}),
     "smlpnet narrow rand": {**network("smlpnet_t", **{**SMALL_NETWORK, "dim": 48}), **RAND},
+    "smlpnet narrow strong": {
+        **network("smlpnet_t", **{**SMALL_NETWORK, "dim": 48}),
+        **RAND,
+        "augment.mixup": 0.8,
+        "augment.cutmix": 1.0,
+    },
     "patchconvnet": network("patchconvnet_s20", stem="linear", patch_size=4, scale_init=0.1, depth=12),
     "resmlp": WEAK,
     "resmlp strong": {**RAND, "augment.mixup": 0.8, "augment.cutmix": 1.0},
@@ -115,6 +122,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*")
     parser.add_argument("--images", type=int, help="use about this many training images")
     parser.add_argument("--seconds", type=float, default=25.0, help="time per row")
+    parser.add_argument("--epochs", type=int, help="train for so many epochs instead of a time")
     parser.add_argument("--rows", nargs="+")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--measure", type=Path, help="measure images per second, write them to this file, and end")
@@ -144,7 +152,8 @@ def run_rows(data: str, options: argparse.Namespace) -> None:
     speeds = json.loads(options.speeds.read_text()) if options.speeds else {}
     stores: dict[Any, Any] = {}
     for name in names[first - 1 :: shares]:
-        key = {"data": Path(data).stem, "row": name, "seconds": options.seconds}
+        length = {"epochs": options.epochs} if options.epochs else {"seconds": options.seconds}
+        key = {"data": Path(data).stem, "row": name} | length
         if options.measure:
             speeds = json.loads(options.measure.read_text()) if options.measure.is_file() else {}
             speeds.setdefault(key["data"], {})[name] = speed_of(trial_plan, rows[name], options.device, stores)
@@ -188,9 +197,12 @@ def trial(
     processes = Processes("fp32" if options.device == "cpu" else "auto", device=options.device)
     plan = training.with_choices(plan, choices(changes))
     batch, count = plan.recipe.optim.batch_size, len(plan.splits.train)
-    steps = max(1, int(options.seconds * (speed or cpu_speed(plan, processes, stores)) / batch))
-    # On a CPU as if the run was twenty times as long: there, trials are those of a race.
-    epochs = max(1, round((1 if speed else 20) * steps * batch / count))
+    if options.epochs:
+        steps, epochs = options.epochs * (count // batch), options.epochs
+    else:
+        steps = max(1, int(options.seconds * (speed or cpu_speed(plan, processes, stores)) / batch))
+        # On a CPU as if the run was twenty times as long: there, trials are those of a race.
+        epochs = max(1, round((1 if speed else 20) * steps * batch / count))
     plan = training.with_epochs(plan, Choice("schedule.epochs", epochs, "auto: benchmark"), options.device)
     begun = time.perf_counter()
     score, _ = trial_score(plan, processes, stores, steps)
@@ -224,7 +236,8 @@ def table(path: Path) -> str:
     """Return top-1 by row and dataset."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for line in read(path):
-        cells[line["row"]][f"{line['data']}, {line['seconds']:g} s"] = f"{line['top1']:.1f}"
+        length = f"{line['epochs']} epochs" if "epochs" in line else f"{line['seconds']:g} s"
+        cells[line["row"]][f"{line['data']}, {length}"] = f"{line['top1']:.1f}"
     columns = sorted({column for row in cells.values() for column in row})
     lines = [f"| row | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     lines += [f"| {name} | {' | '.join(row.get(column, '–') for column in columns)} |" for name, row in cells.items()]
