@@ -79,9 +79,11 @@ def test_features_only_returns_maps() -> None:
 
 def test_pretrained_is_the_first_of_the_published_weights(monkeypatch) -> None:
     calls = []
-    monkeypatch.setattr("patchloom.models.registry._with_weights", lambda *values: calls.append(values[:3]))
+    monkeypatch.setattr(
+        "patchloom.models.registry._with_weights", lambda weights, classes, *_: calls.append((weights.name, classes))
+    )
     patchloom.create_model("resmlp_s12", pretrained=True, num_classes=3)
-    assert calls == [("resmlp_s12", "in1k", 3)]
+    assert calls == [("resmlp_s12:in1k", 3)]
     with refused(UsageError, "cait_b12"):
         patchloom.create_model("cait_b12", pretrained=True)
     with refused(UsageError, "resmlp_s13", "resmlp_s12"):

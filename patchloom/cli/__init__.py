@@ -16,7 +16,7 @@ from patchloom.cli import output
 from patchloom.cli.old_spellings import modernize, verb_of
 from patchloom.cli.streams import PIPE_CLOSED, StopRequested, WriteFailures, exit_on_signals, watched_streams
 from patchloom.cli.verb import Verb, Verbs, listed, print_help, verb
-from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError, shortened
+from patchloom_runtime.errors import DeviceError, PatchloomError, ResourceError, UsageError, shortened
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import ADVICE, SCARCE
 
@@ -122,7 +122,11 @@ def _run(stdout: WriteFailures) -> int:
             code = make_app(arguments)(arguments, prog_name="patchloom", standalone_mode=False)
     except (PatchloomError, StopRequested) as error:
         _print_traceback()
-        return _complain(str(error), error.exit_code)
+        code = _complain(str(error), error.exit_code)
+        if isinstance(error, DeviceError) and sys.modules["torch"].cuda.is_initialized():
+            sys.stdout.flush()
+            os._exit(code)  # freeing tensors of a failed GPU would abort the process
+        return code
     except BrokenPipeError:
         return PIPE_CLOSED  # as any command in a pipe whose reader left
     except ImportError as error:

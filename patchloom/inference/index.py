@@ -227,7 +227,7 @@ def search(
     neighbors  Files that vote on the class of `condition`. Default: 20.
     images     Folders whose images the results may show.
     model      Run of the index, if it was moved.
-    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     exact      Compare with all files, also in an index for approximate search.
     recall     Measure the recall of an approximate search with so many of the queries.
     """

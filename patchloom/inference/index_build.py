@@ -123,7 +123,7 @@ def index(
     out       Index folder. New images are added if it exists.
     batch     Images per batch.
     workers   Processes that read images.
-    device    'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device    'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     exact     Compare queries with all files, also beyond a million. No approximate search is built.
     prune     Drop files that are gone from these folders. Files of other folders stay: their disk may only be
               unmounted.

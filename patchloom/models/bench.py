@@ -44,7 +44,7 @@ def bench(
     """Measure networks side by side. They take turns, so that noise affects all of them alike.
 
     names      Networks; 'timm:NAME' is a network of timm.
-    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     size       Image size in pixels.
     batches    Batch sizes to try; the fastest is reported. Or the largest that fits.
     limit_mib  With --batches largest: the memory of a batch in MiB. Default: that of the GPU.

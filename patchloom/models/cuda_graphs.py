@@ -44,6 +44,7 @@ class CapturedNetwork(NetworkWrapper):
         self._accumulates = accumulates
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._passes: list[_Pass] = []
+        self._later: list[tuple[_Call, Tensor, dict[str, Any]]] = []
         self._captures = True
 
     def forward(self, images: Tensor, **options: Any) -> Any:
@@ -72,6 +73,7 @@ class CapturedNetwork(NetworkWrapper):
         except RuntimeError as error:  # which an OutOfMemoryError is, too: a captured pass keeps its memory
             self._captures = False
             self._passes.clear()
+            self._later.clear()
             self._replays.clear()
             first = str(error).partition("\n")[0]
             warnings.warn(
@@ -80,11 +82,22 @@ class CapturedNetwork(NetworkWrapper):
             return None
 
     def _with_gradients(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+        # A backward pass that is still possible ties the weights to the stream of its forward pass, so that nothing can
+        # be captured: a second pass is called directly in the first step, and captured before the second.
+        waits = any(each.waits_for_backward for each in self._passes)
+        while self._later and not waits:
+            self._add_pass(*self._later.pop())
         free = next((each for each in self._passes if each.fits(call, images, options)), None)
-        if free is None and len(self._passes) < PASSES:
-            free = _Pass(call, self._orig_mod, images, options, accumulates=self._accumulates)
-            self._passes.append(free)
+        if free is None and len(self._passes) + len(self._later) < PASSES:
+            if waits:
+                self._later.append((call, images.detach().clone(), options))
+            else:
+                free = self._add_pass(call, images, options)
         return free
+
+    def _add_pass(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> "_Pass":
+        self._passes.append(_Pass(call, self._orig_mod, images, options, accumulates=self._accumulates))
+        return self._passes[-1]
 
     def _no_gradients(self, call: "_Call", images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
         key = (call.method, images.shape, images.dtype, self._orig_mod.training, _precision())
@@ -145,7 +158,7 @@ class _Pass:
         self.precision = _precision()
         self.parameters = [each for each in network.parameters() if each.requires_grad]
         self.images = images.detach().clone()
-        self.waits: weakref.ref[_Waiting] | None = None
+        self._waiting: weakref.ref[_Waiting] | None = None
         saved = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
             with torch.random.fork_rng(devices=[images.device]):
@@ -176,15 +189,24 @@ class _Pass:
 
     def fits(self, call: _Call, images: Tensor, options: dict[str, Any]) -> bool:
         """Return whether a replay equals a call, and no backward pass of the last replay is pending."""
-        waiting = self.waits() if self.waits else None
         same = images.shape == self.images.shape and images.dtype == self.images.dtype and options == self.options
         same = same and call.method == self.method
         same = same and self.network.training == self.training and _precision() == self.precision
-        return same and (waiting is None or waiting.done)
+        return same and (self.waiting is None or self.waiting.done)
+
+    @property
+    def waits_for_backward(self) -> bool:
+        """Whether a backward pass of the last replay is still possible, or its results are in use."""
+        return self.waiting is not None
+
+    @property
+    def waiting(self) -> "_Waiting | None":
+        """Return the state of the last replay, if its autograd graph is alive."""
+        return self._waiting() if self._waiting else None
 
     def __call__(self, images: Tensor) -> Any:
         waiting = _Waiting()
-        self.waits = weakref.ref(waiting)
+        self._waiting = weakref.ref(waiting)
         return self.join(_Replay.apply(self, waiting, images, *self.parameters))
 
 

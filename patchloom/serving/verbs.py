@@ -52,7 +52,7 @@ def serve(
     host           Address to listen on. The default accepts this machine only; 0.0.0.0 listens on every address.
     allow_host     Host names that requests may use, such as a proxy's.
     images         Folders of an index's images, which clients may be shown.
-    device         'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device         'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     model          Run of the index, if it was moved.
     name           Name of the model for clients. Default: the folder's name.
     port           Port to listen on; 0 takes a free one.
@@ -102,7 +102,7 @@ def app(
     host        Address to listen on. The default accepts this machine only; 0.0.0.0 listens on every address.
     allow_host  Host names that requests may use, such as a proxy's.
     images      Folders of an index's images, which clients may be shown.
-    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device      'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     model       Run of the index, if it was moved.
     name        Name of the model for clients. Default: the folder's name.
     port        Port to listen on. Default: 8000, or a free one if that is taken.

@@ -59,7 +59,7 @@ def evaluate(
 
     runs        Run folders or published weights; one or several.
     data        Images with their classes, matched by name. Default: the val predictions that training saved.
-    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device      'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     heads       Evaluate each head of distilled networks too.
     split       'train', 'val', 'test' or 'all'. Default: val, or the images the run held out. Otherwise all.
     size        Image size in pixels. Default: the run's.
@@ -68,7 +68,7 @@ def evaluate(
     v2          Folder names are class numbers, as in ImageNet-V2.
     batch       Images per batch.
     workers     Processes that read images.
-    strict      Treat warnings about the data as errors: classes the model does not know.
+    strict      Fail if the data have classes that the model does not know.
     reading     How to read the data. Default: as in training.
     level       Label level to compare with. Default: that of the model's classes.
     tta         Average the probabilities of each image and its mirror image.
@@ -108,7 +108,7 @@ def compare(
     runs        Two or more runs.
     data        Images with their classes, matched by name. Default: the val predictions that training saved.
     agreement   How often runs, their heads and the labels disagree.
-    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device      'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     split       'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
     size        Image size in pixels. Default: the run's.
     crop_ratio  Share of the short side that is kept. Default: the run's.
@@ -116,7 +116,7 @@ def compare(
     v2          Folder names are class numbers, as in ImageNet-V2.
     batch       Images per batch.
     workers     Processes that read images.
-    strict      Treat warnings about the data as errors: classes the model does not know.
+    strict      Fail if the data have classes that the model does not know.
     reading     How to read the data. Default: as in training.
     level       Label level to compare with. Default: that of the model's classes.
     tta         Average the probabilities of each image and its mirror image.

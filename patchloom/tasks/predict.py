@@ -70,13 +70,13 @@ def predict(
     parquet    Write the predictions to a parquet file. It is replaced if it exists.
     sort_into  Copy images into folders by class in this new folder. A folder is named after the first class of its
                images, or none.
-    every      Use every N-th frame of videos. Default: one per second; animations: all.
+    every      Use every N-th frame. Default: one per second of videos, all of animations.
     out        Folder for masks, boxes and overlays (segmentation and detection).
     index      Classify by the nearest files of this index of the run; needs no classifier.
     level      Level of the index's labels, fine for the finest. Default: the index's.
     neighbors  Files of the index that vote on each image. Default: 20.
     tta        Average the probabilities of each image and its mirror image (classifiers).
-    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     """
     stream = PredictionStream(**locals())
     if csv is None and parquet is None and sort_into is None:

@@ -61,7 +61,7 @@ def report(
     split    Evaluate this split of the data now and report on it. One of 'train', 'val', 'test' or 'all'.
     level    Label level to compare with. Default: that of the model's classes.
     v2       Folder names of `data` are class numbers, as in ImageNet-V2.
-    val      Several runs: plot their top-1 on this data, instead of each run's val, against `data`.
+    val      With several runs: data whose top-1 is plotted against that of `data`. Default: each run's val.
     page     HTML page. Default: RUN/report.html, RUN/report-SPLIT.html, or comparison.html here.
     reading  How to read the data. Default: as in training.
     """

@@ -70,7 +70,7 @@ def verify(
     """Check all files of a run, an index or an artifact.
 
     folder  Folder of a run, an index or an artifact.
-    accept  Accept text that was changed by hand, such as class names.
+    accept  Accept text files that were edited by hand, such as class names, before verifying.
     key     File with a public key (PEM): also check the signature of `patchloom sign`. Raises CheckpointError unless
             its private key signed the folder as it is.
     """

@@ -135,7 +135,7 @@ def train(
         dry_run          Print the plan, the memory and the time from a few steps; train nothing.
 
     Hardware
-        device           'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+        device           'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
         micro_batches    Split each batch into N micro-batches. Default: as the memory requires.
         workers          Processes that read images.
         worker_timeout   Seconds without a batch after which a worker counts as hung.

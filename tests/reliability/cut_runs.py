@@ -26,8 +26,8 @@ def train_tiny(out: Path, epochs: int = 2) -> None:
         run, *rest = make_run(*given, **options)
         return replace(run, save_every_s=0.0, log_every=1), *rest
 
-    def marking(self: CheckpointFolder, snapshot: Any) -> None:
-        save(self, snapshot)
+    def marking(self: CheckpointFolder, snapshot: Any, processes: Any) -> None:
+        save(self, snapshot, processes)
         mark(f"saved {snapshot.step}")
 
     training.make_run, CheckpointFolder.save = saving_often, marking  # type: ignore[method-assign]

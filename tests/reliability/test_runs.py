@@ -304,7 +304,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_saved(
     assert command(arguments, monkeypatch, capsys).code == 0
     before = step_of(tmp_path / "run")
     place = {
-        "lock": (checkpoints.os, "truncate"),
+        "lock": (disk, "open_lock"),
         "metrics": (disk.os, "replace"),
         "checkpoint": (checkpoints, "write_new"),
     }

@@ -14,8 +14,8 @@ from patchloom.recipes.parts import AugmentPart
 from patchloom.report.charts.svg import LIGHT_COLORS
 from patchloom.report.pictures.pictures import Picture
 from patchloom.report.pictures.sheets import SheetCell, SheetRow, sheet
-from patchloom_runtime.images.decode import decode
 from patchloom_runtime.images.geometry import Geometry
+from patchloom_runtime.images.inputs import read_image
 from patchloom_runtime.images.samples import Sample
 
 FILE = Path("pictures") / "augmentation.png"
@@ -37,7 +37,7 @@ def read_preview(run: Path) -> list[Picture]:
     if not os.path.lexists(run / FILE):
         return []
     caption = "Boxes of the crops, each in the color of its view's number, and the views; mixing follows on the batch."
-    return [Picture("Augmented training images", decode(run / FILE, str(run / FILE)), caption)]
+    return [Picture("Augmented training images", read_image(run / FILE), caption)]
 
 
 def augmentation_sheet(images: Sequence[Image.Image], augment: AugmentPart, size: int, *, seed: int) -> Image.Image:

@@ -147,7 +147,7 @@ def calibrate(
     max_rejected  Reject images unlike the training images, and at most this share of the others; 0: reject none.
     negatives     Classes that mean none of these.
     split         'val', 'test' or 'all'. Default: val, or the images the run held out.
-    device        'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device        'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     batch         Images per batch.
     workers       Processes that read images.
     reading       How to read the data. Default: as in training.

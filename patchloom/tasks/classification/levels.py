@@ -90,7 +90,7 @@ def evaluate_levels(
 
     runs          Run folders or published weights; one or several.
     data          Images with a train and a val split, and a taxonomy.
-    device        'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device        'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     halves        Measure separability too.
     halves_level  Level whose classes are halved. Default: that of the run's training, else the finest.
     trunk         Use the vectors before the projector of a run that has one.

@@ -166,7 +166,7 @@ def prune(
     split     'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
     batch     Images per batch.
     workers   Processes that read images.
-    device    'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device    'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     reading   How to read the data. Default: as in training.
     """
     data = None if data is None else as_spec(data)

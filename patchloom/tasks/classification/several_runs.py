@@ -184,7 +184,7 @@ def probe(
     linear_sgd  Epochs of a linear probe trained with SGD on augmented images, as in DINO.
     few_shot    Linear probe trained on N images per class, such as 5.
     trunk       Use the vectors before the projector of a run that has one.
-    device      'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device      'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     size        Image size in pixels. Default: the run's.
     crop_ratio  Share of the short side that is kept. Default: the run's.
     batch       Images per batch.

@@ -59,13 +59,13 @@ def soup(
     average to anything.
 
     runs     Runs of one network, fine-tuned from the same weights.
-    data     Images to select runs on: not those of the final test.
+    data     Images on which runs are selected. Do not use the final test set.
     out      Run folder to write.
     uniform  Save the mean of all runs instead of the greedy soup.
     split    'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
     batch    Images per batch.
     workers  Processes that read images.
-    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device   'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     reading  How to read the data. Default: as in training.
     """
     refuse_taken(Path(out))

@@ -87,7 +87,7 @@ def translate(
     length_penalty  Larger favors longer translations. Default: the recipe's.
     n_best          Translations per line; above 1, with their scores.
     batch           Sentences per batch.
-    device          'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device          'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     """
     if isinstance(lines, str):
         raise UsageError("lines is a text; expected a list of lines: text.splitlines()")

@@ -75,10 +75,10 @@ def audit(
     Labels are compared with the predictions of runs that did not train on the image (`train --folds`). The same call
     again resumes these runs, or uses them if they have finished. The data is never changed.
 
-    data       Folder, or any other data of classes that `train` takes.
+    data       Folder of class folders, or other classification data that `train` reads.
     folds      Number of runs; each predicts the images it was not trained on.
     folds_run  Use the finished runs of `train --folds` in this folder.
-    unlabeled  Images without labels, to choose the ones most worth labeling from.
+    unlabeled  Folder of unlabeled images; the most useful to label are chosen from it (`most`).
     most       Number of unlabeled images to choose.
     model      Network. Default: chosen for the data.
     recipe     Published recipe, a recipe.yaml, or 'auto'. Also a `Recipe`.
@@ -89,7 +89,7 @@ def audit(
     batch      Images per update.
     set        Recipe fields to change: augment.mixup=0. As a dict: {"augment.mixup": 0}.
     out        Folder of the runs. Default: runs/NAME-folds-K.
-    device     'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     workers    Processes that read images.
     reading    How to read the data (`patchloom.Reading`). Images that its corrections mention are not listed again.
     say        Called with each line of progress.

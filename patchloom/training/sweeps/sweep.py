@@ -70,7 +70,7 @@ def sweep(
     set      Recipe fields to change for all runs: augment.mixup=0. As a dict: {"augment.mixup": 0}.
     exclude  List of training images to exclude.
     out      Sweep folder. Default: runs/sweep-NAME.
-    device   'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one.
+    device   'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     workers  Processes that read images.
     test     Evaluate the chosen setting, and no other, on the test images.
     dry_run  Print the number of runs and the time they take; train nothing.

@@ -111,7 +111,7 @@ def test_too_few_or_broken_vectors_are_one_line():
 
 def test_points_are_colored_by_class_with_a_legend_of_those_present():
     chart = embedding_chart(np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), [2, 0, 2], ["cat", "dog", "<bird>"])
-    dots = [part.split('"')[0] for part in chart.split("fill:")[1:]]
+    dots = re.findall(r'<circle [^>]*class="mark (\w+)"', chart)
     assert len(dots) == 3 + 2  # the legend has a dot a class
     first, second, third, cat, bird = dots
     assert first == third == bird
