@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import patchloom
+from patchloom_runtime.errors import UsageError
 
 pytest_plugins = ["tests.small_runs"]
 
@@ -39,6 +40,9 @@ def _everything_imported() -> None:
             except ModuleNotFoundError as error:
                 if (error.name or "").startswith("patchloom"):
                     raise  # else an extra is not installed
+            except UsageError as error:
+                if "not installed" not in str(error):
+                    raise
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,11 +26,16 @@ TRAINED_PIXELS = 224  # of most published weights
 LONG_EPOCHS = 100
 SHORT_EPOCHS = 20  # below: warm-up is counted in steps, and no branch is dropped
 MILD_EPOCHS = 60  # below: no change of color, no mixing. Weak augmentation was better in 26 and 60 epochs (LOG.md).
+SMALLEST_BATCH = {"cpu": 16, "cuda": 64}  # a GPU takes as long for fewer images
+DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 SHORT_WARMUP = 0.1  # share of the steps of a short run
 LONG_STEPS = 10_000
 NARROW_DIM = 192  # networks up to this width learn faster
-# The best of benchmarks/candidates.py for images of 64 pixels (benchmarks/LOG.md, "Candidates").
+# The best for images of 64 pixels and more, on a CPU and on a GPU (benchmarks/candidates.py; benchmarks/LOG.md).
 NARROW_SMLPNET: dict[str, Any] = {"dim": 32, "depths": (1, 2, 2, 1)}
+SHALLOW_SMLPNET: dict[str, Any] = {"dim": 64, "depths": (1, 2, 4, 1)}
+SHALLOW_IMAGES = 50_000  # on a GPU: more images than that are for the published network
+LARGE_IMAGES = 200_000
 TINY_PIXELS = 32  # below: often digits and letters, which flips and color changes alter
 SMALL_PIXELS = 64  # below: too few pixels for crops at random scales
 IMBALANCED_FROM = 10  # ratio of the largest to the smallest class from which a dataset counts as imbalanced
@@ -78,11 +83,19 @@ class Strength(NamedTuple):
 
 # The first row that the run is long enough for. A network that sees each image only a few times gains nothing from
 # augmentation: it cannot memorize the images.
-STRENGTHS = (
-    Strength(LONG_EPOCHS, "strong", mixup=0.8, cutmix=1.0, policy=True),
-    Strength(MILD_EPOCHS, "mild", mixup=0.2, cutmix=0.0, policy=True),
-    Strength(0, "off", mixup=0.0, cutmix=0.0, policy=False),
-)
+OFF = Strength(0, "off", mixup=0.0, cutmix=0.0, policy=False)
+STRENGTHS = {
+    "cpu": (
+        Strength(LONG_EPOCHS, "strong", mixup=0.8, cutmix=1.0, policy=True),
+        Strength(MILD_EPOCHS, "mild", mixup=0.2, cutmix=0.0, policy=True),
+        OFF,
+    ),
+    "cuda": (
+        Strength(LONG_EPOCHS, "mild", mixup=0.2, cutmix=0.0, policy=True),
+        Strength(MILD_EPOCHS, "weak", mixup=0.0, cutmix=0.0, policy=True),
+        OFF,
+    ),
+}
 # Fields from which the other choices are derived.
 BASES = ("model.image_size", "model.options.patch_size", "model.options.dim", "schedule.epochs", "optim.batch_size")
 
@@ -92,9 +105,9 @@ def pretrained_network(device: str) -> str:
     return "resmlp_s24" if device == "cuda" else "resmlp_s12"
 
 
-def strength_for(epochs: int) -> Strength:
+def strength_for(epochs: int, device: str = "cpu") -> Strength:
     """Return the row of `STRENGTHS` for a run of `epochs` epochs."""
-    return next(row for row in STRENGTHS if epochs >= row.epochs)
+    return next(row for row in STRENGTHS[device] if epochs >= row.epochs)
 
 
 def auto_recipe(
@@ -133,7 +146,7 @@ def auto_recipe(
     if pretrained:
         reasons += _trained_network(reasons[0].value)
     chosen |= {reason.field: reason.value for reason in reasons} | known
-    reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
+    reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], device, pretrained)
     reasons += balance_reasons(imbalance, overrides)
     start = Recipe(
         name="auto",
@@ -181,10 +194,10 @@ def _network(
         reasons = [Reason("model.name", model, "as requested")]
     elif pretrained:
         reasons = [Reason("model.name", pretrained_network(device), "starts from trained weights")]
-    elif device == "cuda" and images >= 200_000:
+    elif device == "cuda" and images >= LARGE_IMAGES:
         reasons = [Reason("model.name", "resmlp_s24", f"{images:,} images are enough for 24 layers")]
-    elif device == "cpu" and min(median, budget.largest_size) >= SMALL_PIXELS and not has_options:
-        reasons = [Reason("model.name", "smlpnet_t", "learned most in a given time without a GPU")]
+    elif min(median, budget.largest_size) >= (SMALL_PIXELS if device == "cpu" else TINY_PIXELS) and not has_options:
+        reasons = [Reason("model.name", "smlpnet_t", f"learned most in a given time on a {DEVICE_NAMES[device]}")]
     else:
         reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and sufficient for small datasets")]
     name = reasons[0].value
@@ -197,7 +210,7 @@ def _network(
     reasons += fitted_size(name, side, f"images are about {median} pixels{limit}", known)
     if model is None:
         size = next(reason.value for reason in reasons if reason.field == "model.image_size")
-        reasons += fitted_width(name, size, device)
+        reasons += fitted_width(name, size, device, images)
     return reasons
 
 
@@ -221,11 +234,19 @@ def fitted_size(name: str, side: int, about: str, known: Mapping[str, Any]) -> l
     return reasons
 
 
-def fitted_width(name: str, size: int, device: str) -> list[Reason]:
-    """Choose width and depth of a network for images of `size` pixels."""
+def fitted_width(name: str, size: int, device: str, images: int) -> list[Reason]:
+    """Choose width and depth of a network for `images` images of `size` pixels."""
     if name.startswith("smlpnet"):
-        fields = NARROW_SMLPNET if device == "cpu" else {}
-        return [Reason(f"model.options.{key}", value, "narrow without a GPU") for key, value in fields.items()]
+        if device == "cpu":
+            return [
+                Reason(f"model.options.{key}", value, "narrow without a GPU") for key, value in NARROW_SMLPNET.items()
+            ]
+        if size < SMALL_PIXELS or images > SHALLOW_IMAGES:
+            return []
+        return [
+            Reason(f"model.options.{key}", value, "three times as fast as the published network")
+            for key, value in SHALLOW_SMLPNET.items()
+        ]
     if device == "cuda":
         return [Reason("model.options.dim", 192, "half the width for tiny images")] if size < TINY_PIXELS else []
     dim = 64 if size < 16 else 128 if size <= TINY_PIXELS else 192
@@ -239,7 +260,7 @@ def _run(
     images: int, device: str, pretrained: bool, budget: Budget, peak_lr: float, known: Mapping[str, Any]
 ) -> list[Reason]:
     epochs = known.get("schedule.epochs") or _within(round(budget.images / images), *budget.epochs)
-    batch = known.get("optim.batch_size") or fitted_batch(images, budget.largest_batch)
+    batch = known.get("optim.batch_size") or fitted_batch(images, budget.largest_batch, device)
     lr = float(f"{peak_lr * min(1.0, math.sqrt(batch / 64)):.1e}")
     steps = epochs * math.ceil(images / batch)
     drop_path = 0.05 if device == "cuda" and not pretrained and epochs >= SHORT_EPOCHS else 0.0
@@ -282,9 +303,9 @@ def _trained_network(model: str) -> list[Reason]:
     ]
 
 
-def fitted_batch(images: int, largest: int) -> int:
-    """Return a power of two with 32 or more updates per epoch, from 16 (or the number of images) to `largest`."""
-    batch = _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
+def fitted_batch(images: int, largest: int, device: str = "cpu") -> int:
+    """Return a power of two with 32 or more updates per epoch, from `SMALLEST_BATCH` to `largest` and all images."""
+    batch = _within(2 ** int(math.log2(max(1, images / 32))), SMALLEST_BATCH[device], largest)
     return min(batch, 2 ** int(math.log2(images)))
 
 
@@ -298,10 +319,11 @@ def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
     return Reason("schedule.warmup_steps", max(1, round(SHORT_WARMUP * steps)), why)
 
 
-def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list[Reason]:
+def _augmentation(images: int, size: int, epochs: int, device: str, pretrained: bool) -> list[Reason]:
     small, tiny = size < SMALL_PIXELS, size < TINY_PIXELS
     # Fine-tuning is short, whatever its epochs; strongly mixed digits and letters are unrecognizable.
-    strength = STRENGTHS[-1] if pretrained else strength_for(min(epochs, LONG_EPOCHS - 1) if tiny else epochs)
+    strength = OFF if pretrained else strength_for(min(epochs, LONG_EPOCHS - 1) if tiny else epochs, device)
+    by_hand = "trivial" if small else "three_augment"
     if small:
         crop = [
             Reason("augment.crop", "pad", f"{size} pixels are too few to cut a part of"),
@@ -319,7 +341,7 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
     return [
         *crop,
         Reason("augment.flip", 0.0 if tiny else 0.5, "digits and letters have an orientation" if tiny else "mirrored"),
-        Reason("augment.policy", "none" if not augmented else "trivial" if small else "three_augment", why),
+        Reason("augment.policy", "none" if not augmented else "randaugment" if device == "cuda" else by_hand, why),
         Reason("augment.mixup", strength.mixup, f"{strength.name}, for {length}"),
         Reason("augment.cutmix", strength.cutmix, "long runs only"),
         Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole image" if small else "as in ResMLP's tests"),

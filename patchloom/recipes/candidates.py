@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from patchloom.recipes.auto import SMALL_PIXELS, TINY_PIXELS
+from patchloom.recipes.auto import MILD_EPOCHS, SMALL_PIXELS, TINY_PIXELS
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.schema import Recipe
 from patchloom.recipes.small_images import fit_to_32_pixels
@@ -25,6 +25,7 @@ class Candidate(NamedTuple):
 
     name: str
     changes: Mapping[str, Any]  # recipe fields by their dotted keys
+    most_epochs: int | None = None  # longer runs do not try it: a short trial would mislead
 
 
 def narrowed(rows: Iterable[Candidate], fixed: Sequence[str]) -> list[Candidate]:
@@ -33,7 +34,7 @@ def narrowed(rows: Iterable[Candidate], fixed: Sequence[str]) -> list[Candidate]
     for row in rows:
         changes = {key: value for key, value in row.changes.items() if not key.startswith(tuple(fixed))}
         if all(changes != other.changes for other in kept):
-            kept.append(Candidate(row.name, changes))
+            kept.append(row._replace(changes=changes))
     return kept
 
 
@@ -53,13 +54,13 @@ def _networks(recipe: Recipe, facts: Facts) -> list[Candidate]:
         return [Candidate(own, {}), *rates, Candidate("mild augmentation", MILD)]
     if size < TINY_PIXELS:  # digits and letters: a few seconds are enough for any network
         return []
-    mild = MILD if size >= SMALL_PIXELS else {**MILD, "augment.policy": "trivial"}
-    rows = [Candidate(f"{own}, weak augmentation", WEAK), Candidate(f"{own}, mild augmentation", mild)]
     if facts.device == "cpu":
+        mild = MILD if size >= SMALL_PIXELS else {**MILD, "augment.policy": "trivial"}
+        rows = [Candidate(f"{own}, weak augmentation", WEAK), Candidate(f"{own}, mild augmentation", mild)]
         return [*SMALL_ON_CPU, *rows] if size < SMALL_PIXELS else [*rows, *LARGE_ON_CPU]
-    options = {name: fit_to_32_pixels(name) if size < SMALL_PIXELS else {} for name in ON_GPU}
-    others = [Candidate(f"{name}, weak augmentation", _network(name, options[name])) for name in ON_GPU if name != own]
-    return [*others[:1], *rows, *others[1:]]
+    # The augmentation of the others follows from the epochs that the winner will have.
+    weak = Candidate(f"{own}, weak augmentation", WEAK, most_epochs=MILD_EPOCHS)
+    return [Candidate(own, {}), weak, *(SMALL_ON_GPU if size < SMALL_PIXELS else LARGE_ON_GPU)]
 
 
 def segmentation_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
@@ -75,9 +76,14 @@ def segmentation_candidates(recipe: Recipe, facts: Facts) -> list[Candidate]:
     return [default, *rows]
 
 
+def _options(name: str, **options: Any) -> dict[str, Any]:
+    """Return the fields of a network."""
+    return {"model.name": name, **{f"model.options.{key}": value for key, value in options.items()}}
+
+
 def _network(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a network with weak augmentation."""
-    return {"model.name": name, **{f"model.options.{key}": value for key, value in options.items()}, **WEAK}
+    return _options(name, **options) | WEAK
 
 
 # Beside `auto`'s sampling by square roots, best first (docs/imbalance.md). All are remedies, so that all are judged by
@@ -87,8 +93,23 @@ UNEVEN_CLASSES = [
     Candidate("classes equally often", {"balance.sampling": "balanced", **WEAK}),
 ]
 RATES = (("×3", 3.0), ("÷3", 1 / 3))
-# On 2,640 photos sMLPNet-T with weak augmentation was 14 points better than ResMLP-S12 (one H200, benchmarks/LOG.md).
-ON_GPU = ("smlpnet_t", "patchconvnet_s20", "cait_xxs24")
+LARGE_ON_GPU = (
+    Candidate("smlpnet_t as published", _options("smlpnet_t")),
+    Candidate("resmlp_s12", _options("resmlp_s12")),
+    Candidate(
+        "patchconvnet_s20, patches of 8",
+        _options("patchconvnet_s20", stem="linear", patch_size=8, depth=12, scale_init=0.1),
+    ),
+    Candidate("cait_xxs24, patches of 8", _options("cait_xxs24", patch_size=8, depth=12, scale_init=0.1)),
+)
+SMALL_ON_GPU = (
+    Candidate("smlpnet_t, half the width", _options("smlpnet_t", **{**fit_to_32_pixels("smlpnet_t"), "dim": 48})),
+    Candidate("resmlp_s12", _options("resmlp_s12", **fit_to_32_pixels("resmlp_s12"))),
+    Candidate(
+        "patchconvnet_s20",
+        _options("patchconvnet_s20", **fit_to_32_pixels("patchconvnet_s20"), depth=12, scale_init=0.1),
+    ),
+)
 LARGE_ON_CPU = (
     Candidate("96 px, weak augmentation", {"model.image_size": 96, **WEAK}),
     Candidate("wide, weak augmentation", _network("smlpnet_t", {"dim": 48, "depths": (1, 2, 4, 1)})),

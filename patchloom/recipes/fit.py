@@ -130,9 +130,8 @@ def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:
     reasons = [Reason("model.name", smaller, "the smallest of its family without a GPU")] if smaller != name else []
     if smaller == SMALLEST["resmlp"]:
         largest = SCRATCH[facts.device].largest_size
-        reasons += fitted_width(
-            recipe.model.name, min(recipe.model.image_size, facts.image_size_median, largest), facts.device
-        )
+        size = min(recipe.model.image_size, facts.image_size_median, largest)
+        reasons += fitted_width(recipe.model.name, size, facts.device, facts.images)
     return reasons
 
 

@@ -114,6 +114,8 @@ class _Race:
                 longest=longest_epochs(plan),
                 evaluations=EVALUATIONS,
             )
+            if row.most_epochs is not None and epochs > row.most_epochs:
+                continue
             steps = [rounded_steps(factor * unit_s / times.step_s) for factor in rounds]
             if steps[0] < LEAST_STEPS and number:
                 self._say(f"race       {row.name} is too slow for a race of {duration(race_s)}")

@@ -155,7 +155,8 @@ def test_methods_and_several_outputs_are_captured() -> None:
     for _ in range(2):  # a pass is not captured while a backward pass through another is possible
         torch.testing.assert_close(captured.features(images), network.layer(images))
         del logits
-        logits = captured(images, auxiliary=True)
+        logits = captured(images, auxiliary=True)[0]
+        assert logits.requires_grad
     assert [each.method for each in captured._passes] == ["forward", "features"]
     recorded_module.capture_method_(network, "maps")
     for gradients in (True, False):
