@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPTIONS = "model.options."
+QUARTERS = ("top1_1_of_4", "top1_2_of_4", "top1_3_of_4")  # test accuracy after a part of the epochs
+HALVES = ("top1_first_half", "top1_second_half")  # of the test images
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ TABLES["resmlp"] = Table(
         Claim("The training of ResNets costs 7 points", ("matrix",), ("old-fashioned",)),
         Claim("Position encodings do not help", ("positions",), ("matrix",), within=1.0),
         Claim("ReLU is nearly as good as GELU", ("ReLU",), ("matrix",), within=1.0),
-        Claim("Norms before the branches are better than after the sum", ("matrix",), ("post-norm",)),
+        Claim("Norms may also stand after the sum", ("post-norm",), ("matrix",), within=1.0),
     ),
     choice="resmlp",
     extras=("sparse_A", "sparse_B", "sparse_C"),
@@ -293,4 +295,44 @@ TABLES["data"] = Table(
         Claim("With all data, ViT is ahead of Mixer", ("ViT, 100%",), ("Mixer, 100%",)),
     ),
     choice="vit",
+)
+
+TABLES["patchconvnet"] = Table(
+    "Thesis tables 5.7 and 5.8",
+    {
+        "model.name": "patchconvnet_s20",
+        **LIGHT,
+        **options(dim=DIM, depth=12, stem="linear", patch_size=4, scale_init=0.1),
+    },
+    {
+        "PatchConvNet": Variant({}, 82.1),
+        "average": Variant(options(pool="average"), 81.9),
+        "4 heads": Variant(options(pool_heads=4), 81.9),
+        "a token per class": Variant(options(class_tokens="per_class"), 81.1),
+        "BatchNorm": Variant(options(norm="batch"), 82.4),
+    },
+    (
+        Claim("Attention pooling is a little better than the average", ("PatchConvNet",), ("average",)),
+        Claim("One head of the pooling is as good as several", ("PatchConvNet",), ("4 heads",), within=1.0),
+        Claim("One class token is better than one per class", ("PatchConvNet",), ("a token per class",)),
+        Claim("BatchNorm is a little better than LayerNorm", ("BatchNorm",), ("PatchConvNet",)),
+    ),
+    choice="patchconvnet",
+)
+
+# One small network on a tenth of the images with many seeds: --seeds 50 --epochs 1, which is 10 epochs of them.
+# benchmarks/paper_seeds.py has its statistics.
+TABLES["seeds"] = Table(
+    "Thesis figures 6.7 to 6.10",
+    {
+        "model.name": "resmlp_s12",
+        **LIGHT,
+        **options(dim=48, depth=3, patch_size=8),
+        "optim.batch_size": 64,
+        "train_share": 0.1,
+    },
+    {"small ResMLP": Variant()},
+    (),
+    choice="seeds",
+    extras=(*QUARTERS, *HALVES),
 )

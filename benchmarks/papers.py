@@ -1,7 +1,7 @@
 """Test claims of the papers at small scale: every variant of a table, with several seeds, on CIFAR-100.
 
-    python benchmarks/papers.py resmlp distillation --data FOLDER --out results/papers --seeds 3
-    python benchmarks/papers.py --table-only --out results/papers
+    python benchmarks/papers.py resmlp distillation --data FOLDER --out benchmarks/results/papers --seeds 3
+    python benchmarks/papers.py --table-only --charts docs/papers
 
 FOLDER has CIFAR-100 as parquet files, cifar100-train-*.parquet and cifar100-test.parquet, at any depth. The variants
 of a table (`paper_tables.py`) share width, epochs and learning rate. The learning rate is chosen once per table, on a
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from paper_tables import OPTIONS, TABLES, TEACHER, TEACHER_EPOCHS, Claim
+from paper_tables import HALVES, OPTIONS, QUARTERS, TABLES, TEACHER, TEACHER_EPOCHS, Claim, Table
 from PIL import Image
 
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
@@ -100,11 +100,23 @@ class Worker:
 
     def run(self, task: Task) -> list[dict[str, Any]]:
         """Train and evaluate; return the lines of the CSV file."""
+        gc.collect()  # frees what the run before left on the device
         plan = make_plan(self.settings(task), self.device)
         share = plan.recipe.train_share
         begun = time.perf_counter()
         run, network, _ = make_run(plan, self.processes, silent, self.stores.setdefault(share, {}), begins=True)
-        run = dataclasses.replace(run, saver=None, evaluators=[], metric=None, after_epoch=None)
+        early: dict[str, float] = {}
+        epochs = plan.recipe.schedule.epochs
+        quarters = {round((i + 1) * epochs / 4) - 1: name for i, name in enumerate(QUARTERS)}
+
+        def after_epoch(_: torch.nn.Module, epoch: int) -> None:
+            if epoch in quarters:
+                early[quarters[epoch]] = round(self.report(plan, network, "test").top(1), 2)
+
+        watched = task.kind == "run" and QUARTERS[0] in TABLES[task.table].extras
+        run = dataclasses.replace(
+            run, saver=None, evaluators=[], metric=None, after_epoch=after_epoch if watched else None
+        )
         self.processes.synchronize()
         started, ended = time.perf_counter(), "finished"
         try:
@@ -125,13 +137,11 @@ class Worker:
             "seconds": round(now - begun, 1),
             "images_per_s": round(images / (now - started)),
         }
-        lines = self.evaluated(task, plan, network, line)
+        lines = self.evaluated(task, plan, network, line | early)
         if task.kind == "teacher":
             self.save(plan, network)
         release(run)
         run.loader.close()
-        del run, network, plan
-        gc.collect()
         return lines
 
     def settings(self, task: Task) -> TrainingSettings:
@@ -177,6 +187,9 @@ class Worker:
             for name in sorted({point.matrix for point in points}):
                 shares = [100 * point.share for point in points if point.matrix == name]
                 line[f"sparse_{name}"] = round(fmean(shares), 2)
+        if HALVES[0] in table.extras:
+            for name, rows in zip(HALVES, np.array_split(report.ranks == 0, len(HALVES)), strict=True):
+                line[name] = round(100 * float(np.mean(rows)), 2)
         if not getattr(network, "has_distillation_token", False):
             return [line]
         cosines = self.cosines(network)
@@ -241,7 +254,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="default: all", metavar="TABLE")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-100's parquet files")
-    parser.add_argument("--out", type=Path, default=Path("results/papers"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/papers"))
+    parser.add_argument("--charts", type=Path, help="folder of the charts (default: that of --out)")
     parser.add_argument("--teacher", type=Path, default=Path("runs/papers_teacher"), help="run folder of the convnet")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=10)
@@ -259,7 +273,7 @@ def main() -> None:
             parser.error("--data is missing: the folder with CIFAR-100's parquet files")
         train_missing(names, given)
     for name in names:
-        print(render(name, given.out), end="\n\n")
+        print(render(name, given.out, given.charts or given.out), end="\n\n")
 
 
 def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
@@ -461,12 +475,23 @@ def judge(lines: Sequence[dict[str, str]], claim: Claim) -> tuple[str, list[Diff
     return together([each.verdict for each in differences]), differences
 
 
-def render(name: str, out: Path) -> str:
-    """Write the chart of a table beside its CSV file; return the table and its verdicts as Markdown."""
+def in_order(table: Table, variants: Iterable[str]) -> list[str]:
+    """Return variants in the order of the table, after the teacher; heads of a network follow it."""
+    order = list(table.variants)
+
+    def place(variant: str) -> tuple[int, str]:
+        network = variant if variant in order else variant.rpartition(", ")[0]
+        return (order.index(network) if network in order else -1, variant)
+
+    return sorted(variants, key=place)
+
+
+def render(name: str, out: Path, charts: Path) -> str:
+    """Write the chart of a table; return the table and its verdicts as Markdown."""
     table, lines = TABLES[name], read(csv_of(out, name))
     rows = ["| variant | published | top-1 by seed | mean |", "|---|---|---|---|"]
     points = []
-    for variant in dict.fromkeys(line["variant"] for line in lines):
+    for variant in in_order(table, {line["variant"] for line in lines}):
         values = by_seed(lines, variant, "top1")
         published = table.variants[variant].published if variant in table.variants else None
         texts = ", ".join(f"{values[seed]:.2f}" for seed in sorted(values))
@@ -477,7 +502,7 @@ def render(name: str, out: Path) -> str:
         chart = scatter_chart(
             points, x_label="published, ImageNet top-1, %", y_label="here, CIFAR-100 top-1, %", named=True
         )
-        (out / f"{name}.svg").write_text(svg_file(chart), "utf-8")
+        (charts / f"measured_{name}.svg").write_text(svg_file(chart), "utf-8")
     claims = ["| claim | verdict | differences, with the paired 95 % interval |", "|---|---|---|"]
     for claim in table.claims:
         verdict, differences = judge(lines, claim)
