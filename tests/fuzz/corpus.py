@@ -306,6 +306,7 @@ def records() -> Files:
     told = {name: asdict(result) for name, result in runs.items()}
     yield "sweep.json", json.dumps({"format": 1, "runs": told}).encode()
     yield "clusters.json", b"[0, 1]"
+    yield "teacher_labels.json", b"[1, 0]"
     thresholds = {"format": 1, "shared": 0.5, "thresholds": {"a": 0.25, "b": 0.5}, "own": ["a"]}
     yield "thresholds.json", json.dumps(thresholds).encode()
     scale = {"format": 1, "mean": [0.5, 3.0], "std": [1.5, 2.0], "grades": []}

@@ -54,6 +54,7 @@ from patchloom.recipes.schema import Recipe, override
 from patchloom.runs import checksums
 from patchloom.runs.calibration import FEATURES, read_calibration
 from patchloom.runs.checkpoints import read_checkpoint
+from patchloom.runs.computed_labels import read_labels
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
 from patchloom.runs.locate import _is_current
@@ -69,7 +70,6 @@ from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
 from patchloom.serving.endpoints import endpoints_of
 from patchloom.tasks.detection import run_files as detection
-from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
 from patchloom.tasks.multilabel import run_files as multilabel
 from patchloom.tasks.regression import run_files as regression
@@ -589,7 +589,8 @@ TARGETS: dict[str, Target] = {
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
             Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
-            Reader("clusters.json", lambda folder: clusters._read(folder / "clusters.json", 2, 2)),
+            Reader("teacher_labels.json", lambda folder: read_labels(folder / "teacher_labels.json", 2, 2)),
+            Reader("clusters.json", lambda folder: read_labels(folder / "clusters.json", 2, 2)),
             Reader("state.json", read_checkpoint, _make_weights, _repair_state),
         ),
     ),

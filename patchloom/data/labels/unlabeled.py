@@ -34,12 +34,14 @@ def missing_labels(listing: Listing) -> str:
                 f"these are images with {what}, which --task {task} learns; classification needs one class per image: "
                 "a folder for each class, or --labels FILE"
             )
-    where = f", the first is {images.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
+    some = len(bare) < len(listing)
+    where = f", the first is {images.where(int(listing.rows[bare[0]]))}" if some else ""
+    teacher = "" if some else "--teacher RUN, whose classes are then learned, or "
     names = [posixpath.basename(images.key(int(row))) for row in listing.rows]
     return (
         f"{len(bare):,} of {len(listing):,} images have no label{where}; expected a folder for each class, or "
-        f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
-        "without labels"
+        f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or {teacher}--recipe dino, which "
+        "learns without labels"
     )
 
 

@@ -8,18 +8,27 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from patchloom.data.datasets import LabeledImages
+from patchloom.data.datasets import LabeledImages, Source
 from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Run
 from patchloom.evaluation.classification import ClassificationReport, metric_names
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluation_methods import EvaluationSettings
+from patchloom.models.network import Network
 from patchloom.options import share_of
 from patchloom.plugins import metrics_by_name
+from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
 from patchloom.runs.calibration import RunCalibration, write_calibration
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
 from patchloom.tasks.classification.calibrate import RuleSettings, fit_rules, negatives_note
+from patchloom.tasks.classification.teacher_labels import (
+    keep_teacher_labels,
+    labeled_by_teacher,
+    labeling_teacher,
+    lacks_labels,
+    with_teacher_classes,
+)
 from patchloom.tasks.images.judges import ClassJudge
 from patchloom.tasks.images.plan import ImagePlan, ImagePlanner
 from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved
@@ -33,6 +42,16 @@ class ClassPlanner(ImagePlanner):
     """Images with one class each, of which some may be negatives."""
 
     fits_rules = True
+
+    def source(self, source: Source, settings: TrainingSettings) -> Source:
+        teacher = labeling_teacher(source, settings)
+        return with_teacher_classes(source, teacher) if teacher else source
+
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
+        return super().needs_labels(source, settings) and not labeling_teacher(source, settings)
+
+    def candidates(self, plan: ImagePlan) -> list[Candidate]:
+        return [] if lacks_labels(plan) else super().candidates(plan)
 
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
         names, negatives = opened.splits.classes.names, opened.settings.negatives
@@ -64,6 +83,15 @@ class ClassificationTraining(WholeImageTraining):
             hint = nearest(settings.select, known)
             raise UsageError(f"--select is {settings.select!r}; expected one of {', '.join(known)}.{hint}")
         return plan
+
+    def prepare(self, plan: ImagePlan, processes: Processes) -> ImagePlan:
+        """Let the teacher label images without labels."""
+        return replace(plan, splits=labeled_by_teacher(plan, processes)) if lacks_labels(plan) else plan
+
+    def write_files(self, plan: ImagePlan, network: Network) -> None:
+        super().write_files(plan, network)
+        if lacks_labels(plan):
+            keep_teacher_labels(plan)
 
     def judge(self, plan: ImagePlan, processes: Processes) -> ClassJudge:
         return ClassJudge(plan, processes)

@@ -75,8 +75,8 @@ class DetectionPlanner(ImagePlanner):
         refuse_fit(settings)
         return source
 
-    def needs_labels(self, settings: TrainingSettings) -> bool:
-        del settings
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
+        del source, settings
         return False
 
     def candidate_rows(self, plan: ImagePlan) -> Sequence[Candidate]:

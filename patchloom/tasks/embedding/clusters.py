@@ -1,9 +1,7 @@
 """Labels of ClusterFit: clusters of the features of another run, computed once and kept in the run folder."""
 
-import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,13 @@ import torch
 
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.datasets import ClassTable, ImageSet
-from patchloom.disk import atomic_write
 from patchloom.engine.distribution import Processes
 from patchloom.evaluation.embeddings import embed
 from patchloom.objectives.clusters import cluster_labels
+from patchloom.runs.computed_labels import read_labels, write_labels
 from patchloom.runs.locate import run_folder
 from patchloom.runs.weights import load_network
 from patchloom.tasks.images.plan import ImagePlan
-from patchloom_runtime.errors import CheckpointError
-from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
 FILE = "clusters.json"
 
@@ -31,14 +27,14 @@ def clustered(plan: ImagePlan, processes: Processes) -> ImageSet:
     if processes.is_main:
         path = plan.folder / FILE
         is_kept, clusters = os.path.lexists(path), plan.recipe.grafit.clusters
-        labels = _read(path, len(images), clusters) if is_kept else _compute(plan, images, processes)
+        labels = read_labels(path, len(images), clusters) if is_kept else _compute(plan, images, processes)
     names = tuple(f"cluster {number}" for number in range(plan.recipe.grafit.clusters))
     return replace(images, labels=np.array(processes.from_main(labels), np.int64), classes=ClassTable(names))
 
 
 def keep_clusters(plan: ImagePlan) -> None:
     """Write the clusters into the run folder."""
-    atomic_write(plan.folder / FILE, json.dumps(plan.learned.labels.tolist()).encode())
+    write_labels(plan.folder / FILE, plan.learned.labels)
 
 
 def _compute(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[int]:
@@ -59,19 +55,3 @@ def _compute(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[in
     with torch.no_grad(), processes.autocast():
         embedded = embed(network.to(processes.device), batches.epoch(0), pixel_mean=used.mean, pixel_std=used.std)
     return cluster_labels(embedded.vectors, part.clusters, seed=plan.recipe.seed).tolist()
-
-
-def _read(path: Path, images: int, clusters: int) -> list[int]:
-    """Read the clusters of a resumed run. Computing them again on a GPU could give other clusters."""
-    try:
-        labels = parse_json(read_plain(path))
-        check_shape(labels, list[int])
-        if not all(0 <= label < clusters for label in labels):
-            raise ValueError(f"it has labels outside 0 … {clusters - 1:,}")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Remove the folder to start again.") from error
-    if len(labels) != images:
-        raise CheckpointError(
-            f"{path} is for {len(labels)} images, there are {images} now. Pass a new folder with --out."
-        )
-    return labels

@@ -186,8 +186,9 @@ class ImagePlanner:
         del scan, settings
         return ()
 
-    def needs_labels(self, settings: TrainingSettings) -> bool:
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
         """Return whether every image must have a label."""
+        del source
         method = method_of_settings(settings)
         return method is None or method_of(method).learns_from == "labels"
 
@@ -218,7 +219,7 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
     chooses_start = settings.init == AUTOMATIC
     settings = replace(settings, init=named_start(settings.init))
     source = planner.source(_find_source(settings), settings)
-    labeled = planner.needs_labels(settings)
+    labeled = planner.needs_labels(source, settings)
     if labeled and len(source.train) and np.all(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     level = settings.level if planner.levels_are_of_labels else None

@@ -60,8 +60,8 @@ class MultilabelPlanner(ImagePlanner):
             raise DataError(f"{source.name}: one label or none ({names}); multi-label needs two or more")
         return labeled
 
-    def needs_labels(self, settings: TrainingSettings) -> bool:
-        del settings
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
+        del source, settings
         return False
 
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:

@@ -75,8 +75,8 @@ class RegressionPlanner(ImagePlanner):
         refuse_unread(settings, ("level",), "is a level of classes; runs on numbers have none")
         return of_numbers(source)
 
-    def needs_labels(self, settings: TrainingSettings) -> bool:
-        del settings
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
+        del source, settings
         return False
 
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:

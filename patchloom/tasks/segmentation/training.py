@@ -77,8 +77,8 @@ class SegmentationPlanner(ImagePlanner):
             raise DataError(note)
         return (note,)
 
-    def needs_labels(self, settings: TrainingSettings) -> bool:
-        del settings
+    def needs_labels(self, source: Source, settings: TrainingSettings) -> bool:
+        del source, settings
         return False
 
     def candidate_rows(self, plan: ImagePlan) -> Sequence[Candidate]:
