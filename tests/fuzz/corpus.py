@@ -3,6 +3,7 @@
 python -m tests.fuzz.corpus
 """
 
+import argparse
 import bz2
 import gzip
 import io
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache
@@ -35,11 +37,12 @@ from patchloom.runs.metrics import MetricsFile
 from patchloom.runs.provenance import Provenance
 from patchloom.runs.race import Race, RaceCandidate, Trial
 from patchloom.runs.run_metadata import RunMetadata
+from patchloom.runs.signature import write_signature
 from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
-from tests.fuzz.targets import HERE, NETWORK, PUBLISHED, TARGETS, feed, make_index, make_run
+from tests.fuzz.targets import HERE, NETWORK, PRIVATE_KEY, PUBLISHED, TARGETS, feed, make_index, make_run, make_signed
 from tests.reliability.readers import annotated, labeled
 from tests.reliability.readers.artifacts import make_artifact
 from tests.reliability.readers.reader import CLASSES, pixels
@@ -100,7 +103,12 @@ def names() -> Files:
     yield "classes.txt", b"sky\ngrass\nroad\n"
     yield "objectInfo150.txt", b"Idx\tRatio\tTrain\tVal\tStuff\tName\n1\t0.15\t11664\t1172\t1\twall, house\n"
     yield "codes.csv", b"code,name\nn01440764,tench\nn01443537,goldfish\n"
+
+
+def corrections() -> Files:
+    """Corrections of labels, with a head and without."""
     yield "corrections.csv", b'path,action,label\nn01440764/0.png,relabel,"n01443537"\nn01443537/1.png,drop,\n'
+    yield "plain.csv", b"n01440764/2.png,keep,\n"
 
 
 def labels() -> Files:
@@ -270,21 +278,36 @@ def run_files() -> Files:
     told = {"source": "en", "target": "de", "longest": [9, 9], "vocabulary": ""}
     yield "translator.json", json.dumps(config | told | {"options": options}).encode()
     yield "names.json", json.dumps([["azure", "navy"], ["scarlet"]]).encode()
+
+
+def rules() -> Files:
+    """What a run learned from held-out images: calibration, thresholds, the scale of its numbers."""
     promise = Promise(0.05, 0.9, 0.7, 0.91, 100)
     rules = Calibration(1.5, ("blue",), promise, DistanceRule(0.3, 2, 0.01, 50, (4, 3))).to_dict()
     measured = Reliability(0.5, (ReliabilityBin(10, 0.25, 0.5),)).to_dict()
     values = {"format": 1, "weights": "", "images": 10, "before": measured, "after": measured, "rules": rules}
     yield "calibration.json", json.dumps(values).encode()
+    thresholds = {"format": 1, "shared": 0.5, "thresholds": {"a": 0.25, "b": 0.5}, "own": ["a"]}
+    yield "thresholds.json", json.dumps(thresholds).encode()
+    scale = {"format": 1, "mean": [0.5, 3.0], "std": [1.5, 2.0], "grades": []}
+    yield "scale.json", json.dumps(scale).encode()
+
+
+def progress() -> Files:
+    """What a run that is training says of itself, and the race before it."""
+    status = {"process": "0123abcd-1-2", "at": 1.5, "activity": "training", "step": 3, "values": {"loss": 0.5}}
+    yield "status.json", json.dumps(status).encode()
+    race = Race("0" * 64, 8, 2, "top1", [RaceCandidate("a", {"optim.lr": 0.1}, 3, [8, 16])], winner="a")
+    race.trials.append(Trial(0, "a", 8, 50.0, 1.5, 0.1))
+    yield "race.json", json.dumps({"format": 1, **asdict(race)}).encode()
 
 
 def records() -> Files:
     """What a run or a sweep keeps of how it went."""
     yield "run.json", json.dumps(asdict(RunMetadata(data="photos", data_name="photos", epochs=3))).encode()
-    data = Provenance(("a", "b"), train=4, val=2, rows="0" * 64, contents="")
+    plugins = {"loss": "focal 0123456789abcdef"}
+    data = Provenance(("a", "b"), train=4, val=2, rows="0" * 64, contents="", plugins=plugins)
     yield "data.json", json.dumps(asdict(data)).encode()
-    race = Race("0" * 64, 8, 2, "top1", [RaceCandidate("a", {"optim.lr": 0.1}, 3, [8, 16])], winner="a")
-    race.trials.append(Trial(0, "a", 8, 50.0, 1.5, 0.1))
-    yield "race.json", json.dumps({"format": 1, **asdict(race)}).encode()
     inside = np.zeros((6, 6), bool)
     inside[1:3, 2:5] = True
     box = {"bbox": [2, 1, 3, 2], "category": 0, "segmentation": ObjectMask.of(inside).to_coco((6, 6))}
@@ -307,14 +330,8 @@ def records() -> Files:
     yield "sweep.json", json.dumps({"format": 1, "runs": told}).encode()
     yield "clusters.json", b"[0, 1]"
     yield "teacher_labels.json", b"[1, 0]"
-    thresholds = {"format": 1, "shared": 0.5, "thresholds": {"a": 0.25, "b": 0.5}, "own": ["a"]}
-    yield "thresholds.json", json.dumps(thresholds).encode()
-    scale = {"format": 1, "mean": [0.5, 3.0], "std": [1.5, 2.0], "grades": []}
-    yield "scale.json", json.dumps(scale).encode()
     yield "fetched.json", json.dumps({"url": "https://a/b.pth", "mark": '"1-2"'}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()
-    status = {"process": "0123abcd-1-2", "at": 1.5, "activity": "training", "step": 3, "values": {"loss": 0.5}}
-    yield "status.json", json.dumps(status).encode()
     progress = {"step": 4, "epoch": 1, "best": 0.5, "best_weights": "model", "ended": ""}
     state = {"progress": progress, "steps_per_epoch": 4, "averaged": 0.0, "world": 1, "scaler": None}
     yield "state.json", json.dumps(state | {"optimizer": {"kind": "AdamW", "plain": {}}}).encode()
@@ -333,12 +350,17 @@ def metrics() -> Files:
 
 
 def tensors() -> Files:
-    """Weights, decisions and counts as safetensors."""
-    from safetensors.numpy import save
-    from safetensors.torch import save as save_tensors
+    """Weights as safetensors."""
+    from safetensors.torch import save
 
-    yield "network.safetensors", save_tensors(_state())
-    yield "kinds.safetensors", save_tensors({"a": torch.zeros(2, 1), "b": torch.zeros(3, dtype=torch.int64)})
+    yield "network.safetensors", save(_state())
+    yield "kinds.safetensors", save({"a": torch.zeros(2, 1), "b": torch.zeros(3, dtype=torch.int64)})
+
+
+def tables() -> Files:
+    """Decisions, scores and counts as safetensors."""
+    from safetensors.numpy import save
+
     whole = {name: np.arange(2, dtype=np.int32) for name in ("index", "labels", "predictions", "ranks")}
     real = {name: np.full(2, 0.5, np.float32) for name in ("confidence", "losses")}
     about = {"format": 1, "fingerprint": "a", "classes": list(CLASSES)}
@@ -358,9 +380,13 @@ def tensors() -> Files:
     yield "numbers.safetensors", save(numbers, {"patchloom": json.dumps(of_numbers)})
 
 
-def _state() -> dict[str, torch.Tensor]:
+def _network() -> torch.nn.Module:
     torch.manual_seed(0)
-    return create_model("resmlp_s12", **NETWORK).state_dict()
+    return create_model("resmlp_s12", **NETWORK)
+
+
+def _state() -> dict[str, torch.Tensor]:
+    return _network().state_dict()
 
 
 def pth() -> Files:
@@ -373,6 +399,68 @@ def pth() -> Files:
         yield f"{name}.pth", packed.getvalue()
     yield "plain.pth", pickle.dumps({"a": [1, 2.5, None], "b": ("x", b"y")})
     yield "code.pth", pickle.dumps(print)
+
+
+def opcodes() -> Files:
+    """The pickles of checkpoints, without their storages."""
+    state = _state()
+    trained = {"model": state, "epoch": 3, "lr": 0.5, "args": argparse.Namespace(name="a"), "best": np.float64(0.5)}
+    for name, value in (("state", state), ("trained", trained), ("parameters", dict(_network().named_parameters()))):
+        packed = io.BytesIO()
+        torch.save(value, packed)
+        with zipfile.ZipFile(packed) as archive:
+            yield f"{name}.pkl", archive.read("archive/data.pkl")
+
+
+def signature() -> Files:
+    """A valid signature."""
+    with tempfile.TemporaryDirectory() as place:
+        make_signed(Path(place))
+        private = Path(place, "private.pem")
+        private.write_bytes(PRIVATE_KEY.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+        write_signature(Path(place, "run"), private)
+        yield "model.sig", Path(place, "run", "model.sig").read_bytes()
+
+
+def bucket() -> Files:
+    """A shard and a table."""
+    yield "shard.tar", tar(folders=False)
+    yield "names.parquet", dict(parquet())["names.parquet"]
+
+
+def tools() -> Files:
+    """Boxes of other tools."""
+    value = {"x": 25, "y": 50, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["cat"]}
+    sides = {"original_width": 16, "original_height": 16}
+    outline = {"points": [[1, 2], [50, 60], [1, 60]], "polygonlabels": ["dog"]}
+    result = [
+        {"type": "rectanglelabels", **sides, "value": value},
+        {"type": "polygonlabels", **sides, "value": outline},
+    ]
+    task = {"id": 1, "data": {"image": "/data/upload/1/8f3b2c1d-0.png"}, "annotations": [{"id": 1, "result": result}]}
+    yield "project.json", json.dumps([task]).encode()
+    boxes = '<box label="dog" xtl="2.5" ytl="3" xbr="7" ybr="8"/><polygon label="cat" points="1,2;5,6;1,6"/>'
+    image = f'<image id="0" name="0.png" width="8" height="8">{boxes}</image>'
+    names = "".join(f"<label><name>{name}</name></label>" for name in ("cat", "dog"))
+    head = f"<version>1.1</version><meta><task><labels>{names}</labels></task></meta>"
+    yield "annotations.xml", f'<?xml version="1.0" encoding="utf-8"?><annotations>{head}{image}</annotations>'.encode()
+    shapes = [
+        {"label": "cat", "points": [[2, 3], [7, 3], [7, 6]], "shape_type": "polygon", "group_id": None},
+        {"label": "dog", "points": [[2, 3], [7, 6]], "shape_type": "rectangle"},
+    ]
+    about = {
+        "version": "5.0.1",
+        "flags": {},
+        "imagePath": "0.png",
+        "imageData": None,
+        "imageHeight": 8,
+        "imageWidth": 8,
+    }
+    yield "labelme.json", json.dumps(about | {"shapes": shapes}).encode()
+    yield (
+        "boxes.csv",
+        b"filename,width,height,class,xmin,ymin,xmax,ymax\n0.png,8,8,cat,2,3,7,6\n1.png,8,8,dog,1,1,4,4\n",
+    )
 
 
 def npz() -> Files:
@@ -426,11 +514,14 @@ CORPUS: dict[str, Any] = {
     "coco": lambda: of_reader(annotated.make_coco_masks, "data/annotations/*.json"),
     "voc": lambda: of_reader(annotated.make_voc, "data/Annotations/0.xml", "data/ImageSets/Main/train.txt"),
     "yolo": lambda: of_reader(annotated.make_yolo, "data/labels/0.txt", "data/data.yaml"),
+    "tools": tools,
     "names": names,
+    "corrections": corrections,
     "labels": labels,
     "taxonomy": taxonomy,
     "parquet": parquet,
     "tar": tars,
+    "bucket": bucket,
     "shards": shards,
     "zip": zips,
     "cache": kept_looks,
@@ -440,11 +531,16 @@ CORPUS: dict[str, Any] = {
     "vocabulary": vocabulary,
     "requests": requests,
     "config": run_files,
+    "rules": rules,
     "records": records,
+    "progress": progress,
     "metrics": metrics,
     "safetensors": tensors,
+    "tables": tables,
     "pth": pth,
+    "pickle": opcodes,
     "npz": npz,
+    "signature": signature,
     "index": index,
     "onnx": lambda: of_reader(make_artifact, "artifact/model.onnx"),
     "pt2": program,

@@ -11,24 +11,33 @@ import json
 import os
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from PIL import Image
 from safetensors.torch import save_file
 from starlette.exceptions import HTTPException
 
 from patchloom.cli.options import parse_pairs
+from patchloom.cli.watch import drawn
+from patchloom.data.annotations.box_formats import open_cvat, open_label_studio, open_labelme
 from patchloom.data.annotations.mask_classes import has_masks, of_masks
 from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
 from patchloom.data.annotations.mask_names import names_of_masks
+from patchloom.data.buckets import remote_file
+from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.checking.scan_cache import ScanCache
+from patchloom.data.datasets import Source
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
@@ -36,8 +45,9 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.corrections import correct, read_corrections
 from patchloom.data.sources.exclusions import read_list
+from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.shard_index import parse_index
-from patchloom.data.sources.shards import check_shard_folder
+from patchloom.data.sources.shards import check_shard_folder, open_shards
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
@@ -51,6 +61,7 @@ from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.schema import Recipe, override
+from patchloom.report.watch_page import write_watch_page
 from patchloom.runs import checksums
 from patchloom.runs.calibration import FEATURES, read_calibration
 from patchloom.runs.checkpoints import read_checkpoint
@@ -61,10 +72,12 @@ from patchloom.runs.locate import _is_current
 from patchloom.runs.metrics import MetricsFile, MetricsTail, damaged_lines, read_metrics
 from patchloom.runs.out_of_fold import load_out_of_fold
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.provenance import read_provenance
+from patchloom.runs.provenance import Provenance, read_provenance
 from patchloom.runs.race import race_choices, read_race
 from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.runs.signature import check_signature
 from patchloom.runs.status import read_status
+from patchloom.runs.watched import WatchedRun
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -72,6 +85,7 @@ from patchloom.serving.endpoints import endpoints_of
 from patchloom.tasks.detection import run_files as detection
 from patchloom.tasks.images.networks import initialize
 from patchloom.tasks.multilabel import run_files as multilabel
+from patchloom.tasks.provenance import OtherRunError, refuse_other_plugins
 from patchloom.tasks.regression import run_files as regression
 from patchloom.tasks.segmentation import run_files as segmentation
 from patchloom.tasks.translation import run_files as translation
@@ -178,7 +192,10 @@ def _pictures(folder: Path) -> None:
 
 def _annotations(folder: Path) -> None:
     """All that training asks of pictures with masks or boxes."""
-    source = find_source(folder / "data")
+    _look_at(find_source(folder / "data"))
+
+
+def _look_at(source: Source) -> None:
     for listing in source.listings.values():
         for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
             with refusals():
@@ -188,6 +205,43 @@ def _annotations(folder: Path) -> None:
                     listing.images.objects(row)
     if has_masks(source.train.images):
         of_masks(source, reduce_zero_label=True)
+
+
+def _of_tool(name: str, open_tool: Callable[[Path, Path], Source]) -> Reader:
+    """A file of another tool, even if it no longer looks like one."""
+
+    def read(folder: Path) -> None:
+        _look_at(open_tool(folder / "data", folder / "data" / name))
+
+    return Reader(f"data/{name}", read, _make_pictures)
+
+
+def _make_pictures(folder: Path) -> None:
+    (folder / "data").mkdir()
+    _make_images(folder / "data")
+
+
+def _in_bucket(name: str, open_files: Callable[[list[AnyFile], str], Source]) -> Reader:
+    """A file in a bucket, of which ranges are read."""
+
+    def read(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        file = RemoteFile(f"s3://bucket/{name}", len(data), hashlib.sha256(data).hexdigest())
+        ranges = mock.patch.object(
+            remote_file, "read_spans", lambda spans: [data[span.start : span.end] for span in spans]
+        )
+        nothing_else = mock.patch.object(remote_file, "list_folder", return_value=[])
+        with ranges, nothing_else, mock.patch.dict(os.environ, {"PATCHLOOM_CACHE_GIB": "0"}):
+            images = open_files([file], "bucket").train.images
+            rows = range(min(len(images), 4))
+            with refusals():
+                images.prefetch(rows)
+            for row in rows:
+                images.key(row)
+                with refusals():
+                    images.read(row)
+
+    return Reader(name, read)
 
 
 def _check_shards(folder: Path) -> None:
@@ -331,6 +385,7 @@ def _requests(folder: Path) -> None:
 NETWORK = {"image_size": 16, "patch_size": 8, "dim": 4, "depth": 1, "num_classes": 2}
 SHOWN = Preprocessing((0.5,) * 3, (0.5,) * 3, (16, 16), 1.0)
 PUBLISHED = weights_named("resmlp_s12:in1k")
+PRIVATE_KEY = ec.derive_private_key(12345, ec.SECP256R1())
 
 
 def make_run(folder: Path) -> None:
@@ -394,6 +449,20 @@ def _repair_state(folder: Path, file: Path) -> None:
     (folder / "manifest.json").write_bytes(_manifest(digests))
 
 
+def _plugins(folder: Path) -> None:
+    """What a run says of the user's parts, compared with a command that has none."""
+    with suppress(OtherRunError):
+        refuse_other_plugins(folder, Provenance(("a", "b"), train=4, val=2, rows="", contents=""))
+
+
+def _watched(folder: Path) -> None:
+    state = WatchedRun(folder).update()
+    state.headline()
+    state.numbers()
+    drawn([(WatchedRun(folder), state)])
+    write_watch_page(folder / "watch.html", [(state, [])], every_s=2.0)
+
+
 def _make_weights(folder: Path) -> None:
     save_file({"a": torch.zeros(2)}, folder / "weights.safetensors")
 
@@ -417,6 +486,27 @@ def _sweep(folder: Path) -> None:
     found = Sweep(folder, rows_of([{"optim.lr": 0.1}, {"optim.lr": 0.2}], results), runs, metric_of(results))
     found.to_dict()
     write_sweep_page(found)
+
+
+def _packed(folder: Path, file: Path) -> None:
+    """Put a pickle into a checkpoint with the storages of the network."""
+    storages = [tensor.numpy().tobytes() for tensor in create_model("resmlp_s12", **NETWORK).state_dict().values()]
+    with zipfile.ZipFile(folder / "a.pth", "w") as archive:
+        archive.write(file, "archive/data.pkl")
+        for number, data in enumerate(storages):
+            archive.writestr(f"archive/data/{number}", data)
+
+
+def make_signed(folder: Path) -> None:
+    """A folder with the public key of its signature. Nobody signs anything else with this private key."""
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text("{}")
+    public = PRIVATE_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (folder / "public.pem").write_bytes(public)
+
+
+def _signature(folder: Path) -> None:
+    check_signature(folder / "run", folder / "public.pem")
 
 
 def _start_from(name: str) -> Callable[[Path], None]:
@@ -500,6 +590,11 @@ TARGETS: dict[str, Target] = {
             Reader("classes.csv", lambda folder: list(find_class_names([(FolderTree(folder), "")]))),
             Reader("names.txt", lambda folder: read_names(folder / "names.txt")),
             Reader("left_out.tsv", lambda folder: read_list(folder / "left_out.tsv")),
+        ),
+    ),
+    "corrections": Target(
+        ("csv", "text"),
+        (
             Reader("corrections.csv", lambda folder: read_corrections(folder / "corrections.csv")),
             Reader("corrections.csv", _corrected, _make_classes),
         ),
@@ -518,6 +613,21 @@ TARGETS: dict[str, Target] = {
         (
             Reader("index.json", lambda folder: parse_index((folder / "index.json").read_bytes(), 10_240, "a.tar")),
             Reader("shards.json", _check_shards),
+        ),
+    ),
+    "bucket": Target(
+        ("tar", "parquet", "bytes"), (_in_bucket("a.tar", open_shards), _in_bucket("a.parquet", open_parquet))
+    ),
+    "tools": Target(
+        ("json", "csv", "text"),
+        (
+            _of_tool("project.json", lambda root, file: open_label_studio(root, [file], "a")),
+            _of_tool("annotations.xml", lambda root, file: open_cvat(root, [file], "a")),
+            _of_tool("0.json", lambda root, file: open_labelme(root, {"": [("0.png", file.name)]}, "a")),
+            *(
+                Reader(f"data/{name}", _annotations, _make_pictures)
+                for name in ("project.json", "annotations.xml", "0.json", "boxes.csv")
+            ),
         ),
     ),
     "taxonomy": Target(
@@ -571,21 +681,33 @@ TARGETS: dict[str, Target] = {
             Reader("labels.json", read_run_files, _make_plain_run),
             Reader("names.json", _other_names, _make_plain_run),
             Reader("checksums.json", read_run_files, make_run),
+        ),
+    ),
+    "rules": Target(
+        ("json",),
+        (
             Reader("calibration.json", read_calibration, _make_features),
+            Reader("thresholds.json", lambda folder: multilabel.read_thresholds(folder, ("a", "b"))),
+            Reader("scale.json", lambda folder: regression.read_scale(folder, ("a", "b"))),
+        ),
+    ),
+    "progress": Target(
+        ("json",),
+        (
+            Reader(".status.json", read_status),
+            Reader(".status.json", _watched),
+            Reader("race.json", read_race),
+            Reader("race.json", race_choices),
         ),
     ),
     "records": Target(
         ("json",),
         (
             Reader("run.json", read_run_metadata),
-            Reader(".status.json", read_status),
             Reader("data.json", read_provenance),
-            Reader("race.json", read_race),
-            Reader("race.json", race_choices),
+            Reader("data.json", _plugins),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
-            Reader("thresholds.json", lambda folder: multilabel.read_thresholds(folder, ("a", "b"))),
-            Reader("scale.json", lambda folder: regression.read_scale(folder, ("a", "b"))),
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
             Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
@@ -604,6 +726,11 @@ TARGETS: dict[str, Target] = {
             Reader("weights.safetensors", lambda folder: read_weights(folder / "weights.safetensors")),
             Reader("weights.safetensors", load_network, _make_plain_run),
             Reader("a.safetensors", _start_from("a.safetensors")),
+        ),
+    ),
+    "tables": Target(
+        ("safetensors",),
+        (
             Reader("predictions.safetensors", check_predictions),
             Reader("out_of_fold.safetensors", load_out_of_fold),
             Reader("segmented.safetensors", segmentation.read_segmented),
@@ -612,6 +739,8 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),
+    "pickle": Target(("pickle", "bytes"), (Reader("data.pkl", _start_from("a.pth"), repair=_packed),)),
+    "signature": Target(("json", "bytes"), (Reader("run/model.sig", _signature, make_signed),)),
     "npz": Target(("zip",), (Reader("a.npz", _start_from("a.npz")),)),
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
     "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),

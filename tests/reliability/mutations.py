@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import os
+import pickletools
 import random
 import sqlite3
 import struct
@@ -617,6 +618,36 @@ def of_sqlite(data: bytes, rng: random.Random) -> Mutation:
         return Mutation(path.read_bytes(), said, means=statement[1] != () and type(value) in kept)
 
 
+# Pickles ------------------------------------------------------------------------------------------------------------
+
+
+def of_pickle(data: bytes, rng: random.Random) -> Mutation:
+    """Opcodes lost, repeated, moved, nested or with other arguments; damaged bytes."""
+    if rng.random() < 0.2:
+        return damage(data, rng)
+    places = [place or 0 for _, _, place in pickletools.genops(data)]
+    parts = [data[start:end] for start, end in zip(places, [*places[1:], len(data)], strict=True)]
+    at, other = rng.randrange(len(parts)), rng.randrange(len(parts))
+    kind = rng.choice(("lost", "repeated", "moved", "argument", "nested", "group", "stored"))
+    if kind == "lost":
+        del parts[at]
+    elif kind == "repeated":
+        parts[at] *= rng.choice((2, 100, 5_000))
+    elif kind == "moved":
+        parts[at], parts[other] = parts[other], parts[at]
+    elif kind == "argument":
+        parts[at] = rng.choice(
+            (b"K\xff", b"J\xff\xff\xff\x7f", b"J\xff\xff\xff\xff", b"N", b"]", b"}", b")", b"X\1\0\0\0x")
+        )
+    elif kind == "nested":
+        parts.insert(at, rng.choice((b"\x85", b"(", b"]", b"](")) * rng.choice((1, 10_000)))
+    elif kind == "group":
+        parts.insert(at, b"".join(parts[min(at, other) : max(at, other)]))
+    else:
+        parts.insert(at, b"h" + bytes([rng.randrange(256)]))
+    return Mutation(b"".join(parts), f"{kind} opcode {at}")
+
+
 # Parquet ------------------------------------------------------------------------------------------------------------
 
 
@@ -715,5 +746,5 @@ def obstruct(path: Path, outside: Path, rng: random.Random) -> str:
 KINDS: dict[str, Callable[[bytes, random.Random], Mutation]] = {
     "json": of_json, "jsonl": of_json_lines, "yaml": of_yaml, "csv": of_csv, "text": of_text,
     "safetensors": of_safetensors, "npy": of_npy, "tar": of_tar, "zip": of_zip, "png": of_png, "jpg": of_jpeg,
-    "sqlite": of_sqlite, "parquet": of_parquet, "bytes": damage,
+    "sqlite": of_sqlite, "parquet": of_parquet, "pickle": of_pickle, "bytes": damage,
 }  # fmt: skip
