@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import patchloom
 from patchloom_runtime.errors import UsageError
@@ -17,6 +18,10 @@ from patchloom_runtime.errors import UsageError
 pytest_plugins = ["tests.small_runs"]
 
 warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+
+# No test depends on how busy the machine is.
+settings.register_profile("patchloom", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patchloom")
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"

@@ -262,7 +262,7 @@ class _Loop:
         before = run.processes.rng_states(), dict(run.averages.sums), run.averages.count
         advice = f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). {self._smaller_parts()}"
         try:
-            with self.device_faults(advice):
+            with self.device_faults(advice), run.rounded.during(step) if run.rounded else nullcontext():
                 self._add_gradients(batch, requests)
                 loss, all_requests = self.agreement.receive(requests)
         except DeviceError:

@@ -13,6 +13,7 @@ from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimization import Schedule
 from patchloom.engine.records import Records
+from patchloom.engine.rounded_weights import RoundedWeights
 from patchloom.engine.time_budget import TimeBudget
 from patchloom.objectives.objective import Objective
 
@@ -104,6 +105,7 @@ class Run:
     eval_mode: bool = False  # train without stochastic depth and with fixed batch statistics
     frozen: Sequence[nn.Parameter] = ()  # that do not learn in the first `frozen_epochs`
     frozen_epochs: int = 0
+    rounded: RoundedWeights | None = None  # in each step, for training with quantized weights
     evaluators: Sequence[Evaluator] = ()
     evaluate_every: int = 1  # epochs; the last epoch is always evaluated
     after_epoch: Callable[[nn.Module, int], None] | None = None  # (model, epochs done); called by all ranks

@@ -15,7 +15,10 @@ EVERYTHING = ("*",)
 _COMMON: Mapping[str, Collection[str]] = dict.fromkeys(("model", "objective", "optim", "schedule"), EVERYTHING)
 # What learns is set by `trainable` for image-level networks and by `freeze` for dense ones.
 _MODEL = ("name", "image_size", "drop_path", "drop_path_rule", "dropout", "gradient_checkpointing", "options")
-_IMAGE_LEVEL = (*_MODEL, "eval_mode", "fit_head", "trainable", "lora_rank", "frozen_epochs", "size_from", "scales_from")
+_IMAGE_LEVEL = (
+    *(*_MODEL, "eval_mode", "fit_head", "trainable", "lora_rank", "frozen_epochs", "size_from", "scales_from"),
+    *("quantized_bits", "quantized_share"),
+)
 _DENSE = (*_MODEL, "eval_mode", "freeze")
 _IMAGES = {**_COMMON, "model": _IMAGE_LEVEL, "augment": EVERYTHING, "test": EVERYTHING}
 # Augmentations that also apply to masks and boxes; mixing and policies that move pixels do not.

@@ -63,6 +63,9 @@ class ModelPart(Checked):
     trainable: Literal["all", "attention", "head", "head_and_norm", "lora"] = "all"
     lora_rank: Count = 8
     frozen_epochs: CountOrZero = 0  # at the start, in which the head alone learns
+    # Quant-Noise: bits to which each step rounds a random share of the matrices A, B and C of `patchloom prune`
+    quantized_bits: Annotated[int, NumberRange(2, 8)] | None = None
+    quantized_share: Annotated[float, NumberRange(0, 1, above=True)] = 0.5  # of the weights
     fit_head: bool = False  # fit a new classifier to the features, as the best linear one, before the first step
     freeze: Literal["none", "backbone"] = "none"  # for dense networks: train only the parts on top of the backbone
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, with fixed batch statistics

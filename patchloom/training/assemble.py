@@ -9,13 +9,16 @@ from torch import nn
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimization import Schedule, freeze, head_of, make_optimizer, own_optimizer
+from patchloom.engine.rounded_weights import RoundedWeights
 from patchloom.engine.run import Run
 from patchloom.layers.low_rank import add_low_rank_
+from patchloom.layers.matrices import all_matrices
 from patchloom.models.compiled import CompiledByBlock
 from patchloom.models.cuda_graphs import CapturedNetwork, capture_calls_, capture_method_
 from patchloom.models.network import Network
 from patchloom.objectives.objective import Objective
 from patchloom.plugins import MODULE
+from patchloom.recipes.schema import Recipe
 from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import micro_batch_note, micro_batches
@@ -82,6 +85,7 @@ def make_run(
         eval_mode=recipe.model.eval_mode,
         frozen=_below_head(network) if recipe.model.frozen_epochs else (),
         frozen_epochs=recipe.model.frozen_epochs,
+        rounded=_rounded_weights(network, recipe) if recipe.model.quantized_bits else None,
         evaluators=[judge] if judge else [],
         evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
         metric=judge.metric if judge else None,
@@ -117,11 +121,25 @@ def _below_head(network: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in network.parameters() if parameter not in head]
 
 
+def _rounded_weights(network: nn.Module, recipe: Recipe) -> RoundedWeights:
+    model = recipe.model
+    if model.trainable == "lora":
+        raise UsageError("model.quantized_bits cannot be used with model.trainable lora; leave one of them out")
+    matrices = [matrix.weight for matrix in all_matrices(network)]
+    if not matrices:
+        raise UsageError(
+            f"model.quantized_bits rounds the matrices A, B and C of ResMLP and its relatives; {model.name} has none"
+        )
+    return RoundedWeights(matrices, bits=int(model.quantized_bits or 0), share=model.quantized_share, seed=recipe.seed)
+
+
 def _check_sharding(plan: Plan, processes: Processes) -> None:
     if processes.world == 1:
         raise UsageError("--shard splits weights over several processes; start them with torchrun or srun")
-    if plan.recipe.model.trainable == "lora":
-        raise UsageError("--shard cannot be used with model.trainable lora; leave one of them out")
+    model = plan.recipe.model
+    for key, is_set in (("trainable lora", model.trainable == "lora"), ("quantized_bits", bool(model.quantized_bits))):
+        if is_set:
+            raise UsageError(f"--shard cannot be used with model.{key}; leave one of them out")
 
 
 def is_captured(plan: Plan, run: Run) -> bool:

@@ -22,9 +22,11 @@ def test_small_pictures_get_small_patches(median, device, image_size, patch):
     assert recipe.model.options["patch_size"] == patch
 
 
-def test_photographs_on_a_gpu_keep_the_published_network():
-    recipe, _ = choose(image_size_median=500, device="cuda")
-    assert (recipe.model.name, recipe.model.image_size, dict(recipe.model.options)) == ("resmlp_s12", 224, {})
+def test_photographs_on_a_gpu_get_a_shallow_smlpnet_and_very_many_the_published_network():
+    for images, options in ((1_000, {"dim": 64, "depths": (1, 2, 4, 1)}), (100_000, {})):
+        recipe, _ = choose(images=images, image_size_median=500, device="cuda")
+        assert (recipe.model.name, recipe.model.image_size) == ("smlpnet_t", 224)
+        assert dict(recipe.model.options) == options
 
 
 def test_the_reason_for_the_epochs_is_printable():
@@ -163,9 +165,10 @@ def test_an_option_that_is_a_list_is_no_basis_and_no_error():
     assert not {"model.options.patch_size", "model.options.dim"} & set(reasons)
 
 
-def test_photos_without_a_gpu_get_a_narrow_smlpnet_unless_options_of_another_network_are_set():
+def test_photos_get_a_narrow_smlpnet_unless_options_of_another_network_are_set():
     recipe, _ = choose(image_size_median=136, device="cpu")
     assert (recipe.model.name, recipe.model.options["dim"]) == ("smlpnet_t", 32)
     recipe, _ = choose(image_size_median=136, device="cpu", overrides={"model.options.depth": 4})
     assert recipe.model.name == "resmlp_s12"
-    assert choose(image_size_median=136, device="cuda")[0].model.name == "resmlp_s12"
+    recipe, _ = choose(image_size_median=136, device="cuda")
+    assert (recipe.model.name, recipe.model.options["dim"]) == ("smlpnet_t", 64)

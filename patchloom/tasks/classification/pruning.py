@@ -1,6 +1,6 @@
 """`prune`: the accuracy of a network with pruned or quantized matrices, and such a network as a run.
 
-The network is not retrained. `report/pictures/matrices.py` defines its matrices A, B and C.
+The network is not retrained. `layers/matrices.py` defines its matrices A, B and C.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from patchloom.data.sources.specs import Data, as_spec
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import Evaluation, EvaluationData, evaluate_on
+from patchloom.layers.matrices import LETTERS, Matrix, matrices_of, prune_, quantized
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.notebook import html_card
 from patchloom.report.page import write_page
-from patchloom.report.pictures.matrices import LETTERS, Matrix, matrices_of, prune_, quantize_
 from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.folders import write_modified_run
 from patchloom.runs.locate import run_folder
@@ -263,7 +263,7 @@ def _change(matrices: Sequence[Matrix], share: float | None, bits: int | None) -
         if share is not None:
             prune_(matrix.weight, share)
         if bits is not None:
-            quantize_(matrix.weight, bits)
+            matrix.weight.data.copy_(quantized(matrix.weight, bits))
 
 
 def _restore(matrices: Sequence[Matrix], trained: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.report.pictures.matrices import matrices_of, prune_, quantize_
+from patchloom.layers.matrices import matrices_of, prune_, quantized
 from patchloom.tasks.classification.pruning import Pruning, prune, write_pruning_page
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
@@ -47,18 +47,15 @@ def test_the_smallest_weights_are_zero_and_no_others() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_weights_are_rounded_to_as_many_steps_as_bits_have(sign: int) -> None:
-    weight = sign * torch.linspace(-0.9, 1.0, 1000)
-    exact = weight.clone()
-    quantize_(weight, 4)
+    exact = sign * torch.linspace(-0.9, 1.0, 1000)
+    weight = quantized(exact, 4)
     assert len(weight.unique()) <= 16
     assert weight.abs().max() == 1.0  # the largest stays
     # ResMLP, section 3.3: with 4 bits, what is below 6.25 % of the largest becomes zero.
     assert torch.equal(weight == 0, exact.abs() < 0.0625)
     inside = sign * exact > -0.9375 + 0.0625  # beyond, the side with a step less ends
     assert ((weight - exact).abs()[inside] <= 0.0625 + 1e-6).all()
-    none = torch.zeros(3)
-    quantize_(none, 4)
-    assert none.tolist() == [0.0, 0.0, 0.0]
+    assert quantized(torch.zeros(3), 4).tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

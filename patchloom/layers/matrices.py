@@ -34,15 +34,20 @@ class Matrix(NamedTuple):
         return int((self.weight == 0).sum())
 
 
-def matrices_of(network: nn.Module, letters: Sequence[str] = LETTERS) -> list[Matrix]:
-    """Return the matrices of all blocks, layer by layer; raise UsageError if the network lacks one of the letters."""
+def all_matrices(network: nn.Module) -> list[Matrix]:
+    """Return the matrices of all blocks, layer by layer; none for networks without such blocks."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     blocks = [module for module in network.modules() if isinstance(module, Block)]
-    matrices = [
+    return [
         Matrix(number, letter, names[id(weight)], weight)
         for number, block in enumerate(blocks, 1)
         for letter, weight in _weights(block)
     ]
+
+
+def matrices_of(network: nn.Module, letters: Sequence[str] = LETTERS) -> list[Matrix]:
+    """Return the matrices with these letters; raise UsageError if the network has none for one of them."""
+    matrices = all_matrices(network)
     chosen = [matrix for matrix in matrices if matrix.letter in letters]
     for letter in letters:
         if not any(matrix.letter == letter for matrix in chosen):
@@ -73,16 +78,12 @@ def prune_(weight: Tensor, share: float) -> None:
     weight.view(-1)[smallest] = 0.0
 
 
-@torch.no_grad()
-def quantize_(weight: Tensor, bits: int) -> None:
-    """Round the weights of one matrix to 2ⁿ equal steps.
+def quantized(weight: Tensor, bits: int) -> Tensor:
+    """Return the weights of one matrix, rounded to 2ⁿ equal steps.
 
     The largest weight becomes −2ⁿ⁻¹ steps whatever its sign, so one side has one step less than the other.
     """
     flat = weight.flatten()
-    largest = flat[flat.abs().argmax()]
-    if largest == 0:
-        return
     half = 2 ** (bits - 1)
-    step = -largest / half
-    weight.copy_((weight / step).round().clamp(-half, half - 1) * step)
+    step = -flat[flat.abs().argmax()] / half
+    return torch.where(step == 0, weight, (weight / step).round().clamp(-half, half - 1) * step)
