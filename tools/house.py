@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("patchloom", "runtime/patchloom_runtime")
-# Words that may not start or end a name. "without" counts only at the start: `usable_without_gradients` is fine. "of"
-# counts only at the start of a class name: `index_of` is fine.
+# Words that may not start or end a name. "without" and "planned" count only as whole names: `planned_epochs` is fine.
+# "of" counts only at the start of a class name: `index_of` is fine.
 BANNED = (
     "asked", "told", "shown", "found", "given", "said", "wishes", "beginning", "beginnings", "kept_looks", "pulse",
     "naming", "alike", "beside", "without", "planned", "altered", "thing", "of",
 )  # fmt: skip
+FINE_IN_COMPOUNDS = ("without", "planned")
 BRITISH = re.compile(
     "artefact|(?:col|fav|flav|hon|lab|neighb|behavi)our|centre|fibre|metre|grey|catalogue|analys[ei]|licence|defence|judgement"
     "|(?:label|model|cancel|travel|channel)l(?:ed|ing)"
@@ -96,9 +97,12 @@ def banned_words(name: str) -> list[str]:
     """Return the banned words that a name starts or ends with: `task_asked`, `_told`, `FoundRun`."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.strip("_"))
     parts = f"_{snake.lower()}_"
-    starts = [word for word in BANNED[:-1] if parts.startswith(f"_{word}_")]
-    ends = [word for word in BANNED[:-1] if parts.endswith(f"_{word}_") and word not in ("without", *starts)]
-    words = starts + ends
+    words = [
+        word
+        for word in BANNED[:-1]
+        if parts == f"_{word}_"
+        or (word not in FINE_IN_COMPOUNDS and (parts.startswith(f"_{word}_") or parts.endswith(f"_{word}_")))
+    ]
     return [*words, "of"] if re.match("Of(_|$)", snake) else words
 
 

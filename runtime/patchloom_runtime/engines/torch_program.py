@@ -83,7 +83,7 @@ class _Name(str):
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Operation:
     """One operator with its arguments: literals and names."""
 
     target: str
@@ -119,7 +119,7 @@ class TorchProgramGraph:
             members = _read_members(path)
             graph_module = parse_json(members["models/model.json"], _MOST_JSON)["graph_module"]
             self._weights, self._inputs = _inputs(graph_module["signature"]["input_specs"], members)
-            self._calls, self._outputs = _calls(graph_module), _outputs(graph_module)
+            self._operations, self._outputs = _operations(graph_module), _outputs(graph_module)
         except Exception as error:  # a failed check, or anything that JSON of another form leads to
             reason = (
                 first_line(error) if isinstance(error, ValueError) else "it does not have the form that torch writes"
@@ -128,7 +128,7 @@ class TorchProgramGraph:
 
     def operators(self) -> Counter[str]:
         """Count the operators by name."""
-        return Counter(call.target for call in self._calls)
+        return Counter(operation.target for operation in self._operations)
 
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run on the CPU. Raises CheckpointError if the program does not fit its inputs, memory or time limit."""
@@ -148,16 +148,16 @@ class TorchProgramGraph:
         is_trial, place, until = device == "meta", torch.device(device), time.monotonic() + self.most_seconds
         values: dict[str, Any] = {name: each.to(place) for name, each in self._weights.items()}
         values |= zip(self._inputs, inputs, strict=True)
-        for call in self._calls:
-            args = [_resolved(each, values, place) for each in call.args]
-            result = call.function(*args, **{k: _resolved(v, values, place) for k, v in call.kwargs.items()})
+        for node in self._operations:
+            args = [_resolved(each, values, place) for each in node.args]
+            result = node.function(*args, **{k: _resolved(v, values, place) for k, v in node.kwargs.items()})
             if isinstance(result, int) and abs(result) >= 1 << 63:
-                raise ValueError(f"{call.target} returns a number of more than 64 bits")
-            values |= zip(call.outputs, result if call.returns_sequence else [result], strict=True)
-            for name in call.drops:
+                raise ValueError(f"{node.target} returns a number of more than 64 bits")
+            values |= zip(node.outputs, result if node.returns_sequence else [result], strict=True)
+            for name in node.drops:
                 values.pop(name, None)
             if is_trial and (needed := _bytes_of(values.values())) > self.most_bytes:
-                raise ValueError(f"{call.target} needs {needed:,} bytes of memory, allowed are {self.most_bytes:,}")
+                raise ValueError(f"{node.target} needs {needed:,} bytes of memory, allowed are {self.most_bytes:,}")
             if time.monotonic() > until:
                 raise ValueError(f"it runs for more than {self.most_seconds:g} seconds")
         outputs = {key: values[name] for key, name in self._outputs.items()}
@@ -237,17 +237,17 @@ def _tensors(members: dict[str, bytes], folder: str, prefix: str, config: str) -
     return tensors
 
 
-def _calls(graph_module: Mapping[str, Any]) -> list[_Call]:
+def _operations(graph_module: Mapping[str, Any]) -> list[_Operation]:
     nodes = [node for node in graph_module["graph"]["nodes"] if not _ASSERTIONS.fullmatch(node["target"])]
     read_later = set(_outputs(graph_module).values())
-    calls: list[_Call] = []
+    operations: list[_Operation] = []
     for node in reversed(nodes):
         function = _function(node["target"])
         arguments = [(each["name"], each["kind"], _argument(each["arg"])) for each in node["inputs"]]
         outputs, returns_sequence = _names(node["outputs"])
         names = {name for _, _, value in arguments for name in _names_in(value)} | set(outputs)
-        calls.append(
-            _Call(
+        operations.append(
+            _Operation(
                 node["target"],
                 function,
                 [value for _, kind, value in arguments if kind == 1],
@@ -258,7 +258,7 @@ def _calls(graph_module: Mapping[str, Any]) -> list[_Call]:
             )
         )
         read_later |= names
-    return calls[::-1]
+    return operations[::-1]
 
 
 def _function(target: str) -> Callable[..., Any]:
