@@ -227,7 +227,7 @@ def test_the_server_without_torch_has_the_other_requirements() -> None:
         re.split(r"[>=\[]", each)[0] for each in project["dependencies"] + project["optional-dependencies"]["serve"]
     }
     required = {normalized(each) for each in required}
-    assert required - named == {"torch", "torchvision", "timm", "huggingface-hub", "pillow", "numpy"}
+    assert required - named == {"torch", "torchvision", "timm", "huggingface-hub", "filelock", "pillow", "numpy"}
     assert named <= required
 
 

@@ -30,6 +30,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # Extra → the modules it adds. `core` must not have them. dev and fuzz are for checkouts.
 EXTRAS = {
     "parquet": "pyarrow",
+    "buckets": "obstore",
     "stream": "datasets",
     "digits": "sklearn",
     "faiss": "faiss",

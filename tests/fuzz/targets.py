@@ -392,7 +392,7 @@ def make_run(folder: Path) -> None:
     """The folder of an untrained run."""
     torch.manual_seed(0)
     network = create_model("resmlp_s12", **NETWORK)
-    write_run_files(folder, network, SHOWN, _recipe(), ("blue", "red"), task="classification")
+    write_run_files(folder, network, SHOWN, None, ("blue", "red"), task="classification")
     save_file(network.state_dict(), folder / "weights.safetensors")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchloom_runtime.errors import DataError
+from tests.fuzz.targets import TARGETS
 from tests.reliability import feeding
 from tests.reliability.feeding import FAILED, OTHERWISE, REFUSED, SAME, Case, Feeder, cases_of
 from tests.reliability.mutations import KINDS, edit, of_json, to_json
@@ -146,4 +147,5 @@ def test_a_tree_is_changed_in_one_place() -> None:
 
 def test_every_kind_of_mutation_is_used() -> None:
     used = {kind for reader in READERS.values() for kind in reader.files.values()}
-    assert used == set(KINDS)
+    fuzzed = {kind for target in TARGETS.values() for kind in target.kinds}
+    assert used | fuzzed == set(KINDS)

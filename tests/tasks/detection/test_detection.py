@@ -314,7 +314,7 @@ def test_networks_of_one_size_and_recipes_by_name(tmp_path):
     assert plan.recipe.model.image_size == 32
     network = plan.task.training.network(plan)
     loader, _ = plan.task.training.loader(plan, Processes("fp32", device="cpu"), {})
-    objective = plan.task.training.objective(plan, network, loader, Processes("fp32", device="cpu"), False)
+    objective = plan.task.training.objective(plan, network, loader, Processes("fp32", device="cpu"))
     assert not objective.cut
     assert np.isfinite(objective(network.train(), next(iter(loader.epoch(0))), epoch=0, step=0)["loss"].item())
     published = patchloom.get_recipe("mask_rcnn")
