@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from patchloom.machine import slowdown
+
 CHECKS = 50  # corrections are considered about this often
 TOLERANCE = 0.01  # accepted error of the predicted end, as a share of the budget
 WINDOW_SHARE = 0.25  # the speed is measured over the last quarter of the time, but at least over WINDOW_S
@@ -27,9 +29,10 @@ class TimeBudget:
     started: float  # when the command started, by `clock`
     evaluation_s: float  # estimate for one evaluation; measured ones replace it
     step_s: float  # estimate for one step, made with that of an evaluation
-    report_s: float  # estimate for everything after the last evaluation
+    report_s: float  # estimate for everything after the last evaluation, on an idle machine
     most_steps: int  # maximum number of updates
     clock: Callable[[], float] = perf_counter
+    slowdown: Callable[[], float] = slowdown  # by other programs
     _evaluated_s: float = 0.0  # 0 until an evaluation was measured
     _next_check: int = 2
     _marks: deque[tuple[int, float]] = field(default_factory=deque)  # (step, seconds spent in steps so far)
@@ -38,7 +41,8 @@ class TimeBudget:
     def left_s(self) -> float:
         """Return the seconds left for steps and for evaluations before the last."""
         # The best weights are evaluated once more for the report.
-        return self.budget_s - (self.clock() - self.started) - 2 * self.next_evaluation_s - self.report_s
+        after_s = 2 * self.next_evaluation_s + self.slowdown() * self.report_s
+        return self.budget_s - (self.clock() - self.started) - after_s
 
     @property
     def next_evaluation_s(self) -> float:

@@ -39,6 +39,7 @@ def budgeted(
     evaluation_s: float = 1.0,
     estimated_s: float | None = None,
     estimated_step_s: float = 0.0,
+    slowdown: float = 1.0,
     most_steps: int = 10_000,
     stop_at: int = -1,
     **fields: Any,
@@ -58,7 +59,9 @@ def budgeted(
         yield from evaluator(model)
 
     estimate_s = evaluation_s if estimated_s is None else estimated_s
-    budget = TimeBudget(BUDGET_S, 0.0, estimate_s, estimated_step_s, REPORT_S, most_steps, clock)
+    budget = TimeBudget(
+        BUDGET_S, 0.0, estimate_s, estimated_step_s, REPORT_S, most_steps, clock, slowdown=lambda: slowdown
+    )
     run = make_run(folder, objective=objective, evaluators=[evaluating], time_budget=budget, **fields)
     return run, clock, evaluations
 
@@ -134,6 +137,12 @@ def test_an_estimate_on_a_busy_machine_does_not_end_a_run_early(factor: float) -
     )
     train(run)
     assert 0.95 * BUDGET_S <= clock.now + 6.0 + REPORT_S <= 1.02 * BUDGET_S
+
+
+def test_a_report_takes_longer_on_a_busy_machine() -> None:
+    run, clock, _ = budgeted(step_s=lambda _: 0.5, epochs=1, slowdown=5.0)
+    train(run)
+    assert 0.95 * BUDGET_S <= clock.now + 1.0 + 5.0 * REPORT_S <= 1.02 * BUDGET_S
 
 
 def test_less_time_than_an_epoch_is_a_part_of_it() -> None:
