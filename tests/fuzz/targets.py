@@ -204,7 +204,8 @@ def _look_at(source: Source) -> None:
                 if listing.images.boxes(row) is not None:
                     listing.images.objects(row)
     if has_masks(source.train.images):
-        of_masks(source, reduce_zero_label=True)
+        with refusals():  # masks of instances have no more than one class
+            of_masks(source, reduce_zero_label=True)
 
 
 def _of_tool(name: str, open_tool: Callable[[Path, Path], Source]) -> Reader:
