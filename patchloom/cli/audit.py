@@ -28,7 +28,7 @@ class AuditOptions:
     ] = None
     unlabeled: Annotated[
         str | None,
-        Option("Folder of unlabeled images; the most useful to label are chosen from it (--most).", metavar="FOLDER"),
+        Option("Folder of unlabeled images; --most of them are proposed for labeling.", metavar="FOLDER"),
     ] = None
     most: Annotated[int, Option("Number of unlabeled images to choose.", metavar="N")] = 20
     page: Annotated[str | None, Option("HTML page. Default: audit.html in the folder of the runs.")] = None

@@ -19,7 +19,10 @@ class CalibrateOptions:
     ] = None
     max_error: Annotated[
         str | None,
-        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE"),
+        Option(
+            "Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.",
+            metavar="SHARE",
+        ),
     ] = None
     confidence: Annotated[str, Option("Probability that --max-error holds for new images.", metavar="SHARE")] = "90%"
     max_rejected: Annotated[

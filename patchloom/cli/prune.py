@@ -74,7 +74,7 @@ def _parse_shares(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--shares takes numbers with commas, such as 0.5,0.9; given {text!r}") from None
+        raise UsageError(f"--shares takes numbers with commas, such as 0.5,0.9; got {text!r}") from None
 
 
 def _print_plan(options: PruneOptions, shares: list[float] | None, bits: list[int] | None) -> None:

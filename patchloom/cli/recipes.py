@@ -39,7 +39,7 @@ def recipes(options: RecipesOptions) -> None:
     chosen = [get_recipe(known, options.model) for name in options.names for known in list_recipes(name) or [name]]
     if options.as_yaml:
         if len(chosen) != 1:
-            raise UsageError(f"--yaml prints one recipe, given {len(chosen)}")
+            raise UsageError(f"--yaml prints one recipe, got {len(chosen)}")
         print_result(chosen[0].to_yaml().rstrip("\n"))
     elif options.as_json:
         print_json([recipe.to_dict() for recipe in chosen])

@@ -15,7 +15,7 @@ class VerifyOptions:
 
     folder: Annotated[
         str,
-        Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
+        Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
     accept: Annotated[
         bool, Option("Accept text files that were edited by hand, such as class names, before verifying.")

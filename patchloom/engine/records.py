@@ -12,7 +12,7 @@ from patchloom.engine.display import Display, Status
 from patchloom.engine.trackers import Record, Tracker
 from patchloom_runtime.errors import first_line
 
-ENDED = "ended"  # the activity of a training that has closed its records: it has finished, or saved and stopped
+ENDED = "ended"  # the activity of a run that has closed its records: it has finished, or saved and stopped
 
 
 class Sink(Protocol):

@@ -281,7 +281,7 @@ class Classifier(EvaluationMethods):
             self.check_decides()
             return lambda batch: self._predict_batch(batch, top, tta)
         if tta:
-            raise UsageError("tta is for predictions of the classifier; leave it out with an index")
+            raise UsageError("tta is for predictions of the classifier; drop it, or the index")
         from patchloom.inference.neighbors import NeighborClassifier
 
         by_neighbors = NeighborClassifier(self, index, level, neighbors)
@@ -403,7 +403,7 @@ class Classifier(EvaluationMethods):
             return embed_on(self, images, EvaluationSettings.of(options))
         check_view_settings(size, crop_ratio, batch)
         if workers:
-            raise UsageError("workers is an option for an ImageSet (patchloom.open_data) only; leave it out")
+            raise UsageError("workers is an option for an ImageSet (patchloom.open_data) only; drop it")
         transform = self.transform(size, crop_ratio)
         pixels = (transform(image.read()) for image in iterate_images(images))
         batches = (ImageBatch.of_pixels(some, i * batch) for i, some in enumerate(in_batches(pixels, batch)))

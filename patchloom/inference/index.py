@@ -131,7 +131,7 @@ class Index:
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
             )
         if neighbours is not None and condition is None:
-            raise UsageError("neighbours is an option of a conditioned search; pass condition too, or leave it out")
+            raise UsageError("neighbours is an option of a conditioned search; pass condition too, or drop it")
         labels_at = self.about.level if level is None else level_named(level, self.about.levels)
         settings = SearchSettings(self._vectors, top, skip_self, exact, labels_at, images=self.images, recall=recall)
         if condition is not None:

@@ -58,7 +58,7 @@ def serve(
     port           Port to listen on; 0 takes a free one.
     processes      Processes that hold the model; they share the cores.
     api_key        Key that requests must send.
-    queue          Images or lines that may wait; more are refused.
+    queue          Images or lines that may wait in the queue; further ones are refused.
     batch          Images or lines per batch.
     deadline       Seconds after which a request fails.
     max_megabytes  Largest request body in MB.

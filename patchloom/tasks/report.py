@@ -125,7 +125,7 @@ def report_run(
     network   network with the best weights
     """
     if not is_run(folder):
-        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+        raise UsageError(f"{folder} is not a run folder: it has no config.json")
     notes: list[str] = []
     record = attempted(lambda: read_run_metadata(folder), notes)
     if record is None and not notes:

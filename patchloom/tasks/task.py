@@ -81,7 +81,7 @@ class Task:
     word: str | None = None  # in `train --task`; None if the task is chosen by a recipe alone
     noun: str = "run"  # in `patchloom verify`
     whole_images: bool = False  # classes or vectors of whole images: probes, levels, indexes, comparisons apply
-    refusal: str = "is not an option for runs of this task"  # follows the name of an option of other tasks
+    refusal: str = "does not apply to runs of this task"  # follows the name of an option of other tasks
 
     def __post_init__(self) -> None:
         if self.artifact:
@@ -313,11 +313,11 @@ class Reporting(TaskPart, ABC):
         """Return the main metrics in a few words."""
 
     def headline(self, report: Any) -> str:
-        """Return the main metrics of val at the end of a training, in a few words."""
+        """Return the main val metrics of a finished run, in a few words."""
         return self.metrics_text(dict(report))
 
     def result_lines(self, plan: Any, report: Any) -> Iterator[str]:
-        """Yield the lines that follow the main metrics at the end of a training."""
+        """Yield the lines that `train` prints after the main metrics."""
         del plan, report
         return iter(())
 

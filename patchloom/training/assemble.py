@@ -124,7 +124,7 @@ def _below_head(network: nn.Module) -> list[nn.Parameter]:
 def _rounded_weights(network: nn.Module, recipe: Recipe) -> RoundedWeights:
     model = recipe.model
     if model.trainable == "lora":
-        raise UsageError("model.quantized_bits cannot be used with model.trainable lora; leave one of them out")
+        raise UsageError("model.quantized_bits cannot be used with model.trainable lora; drop one of them")
     matrices = [matrix.weight for matrix in all_matrices(network)]
     if not matrices:
         raise UsageError(
@@ -139,7 +139,7 @@ def _check_sharding(plan: Plan, processes: Processes) -> None:
     model = plan.recipe.model
     for key, is_set in (("trainable lora", model.trainable == "lora"), ("quantized_bits", bool(model.quantized_bits))):
         if is_set:
-            raise UsageError(f"--shard cannot be used with model.{key}; leave one of them out")
+            raise UsageError(f"--shard cannot be used with model.{key}; drop one of them")
 
 
 def is_captured(plan: Plan, run: Run) -> bool:

@@ -61,7 +61,7 @@ FILES_NAMED = 4
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training: the run folder, the metrics and the model."""
+    """The result of a training run: its folder, the metrics and the model."""
 
     folder: Path
     outcome: TrainResult | None

@@ -174,7 +174,6 @@ class BeforeCrop(ImageTransform):
         return self._whole(sample.size)
 
     def reduction(self, size: tuple[int, int]) -> int:
-        """Return the reduction that the resulting size allows."""
         return self._whole(size).reduction
 
     def _whole(self, size: tuple[int, int]) -> Geometry:
@@ -226,7 +225,6 @@ class OnCanvas(ImageTransform):
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
     def reduction(self, size: tuple[int, int]) -> int:
-        """Return the reduction that the resulting size allows."""
         return Geometry((0, 0, *size), self._scaled(size), self.image_size).reduction
 
     def _scaled(self, image: tuple[int, int]) -> Size:
@@ -482,7 +480,7 @@ def _keeping_device(device: torch.device | str) -> torch.device:
 
 
 def made_by_image(memory: SampleMemory | None, how: str, workers: int, reason: str = "") -> str:
-    """Return how a loader that augments each image by itself makes its batches, and why."""
+    """Return a note on how a loader that augments images one by one makes its batches, and why."""
     once = "once" if memory else "every time"
     return f"images are decoded {once} ({how}) and augmented by {_who(workers)}" + (f": {reason}" if reason else "")
 
@@ -560,5 +558,5 @@ def _against_device(
         return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
     too_large = max(height / size[0], width / size[1]) > LARGEST_REDUCTION
     if known and augment.crop == "random_resized" and too_large:
-        return f"images of {height}×{width} are much larger than their crops, so each is resized by itself"
+        return f"images of {height}×{width} are much larger than their crops, so they are resized one by one"
     return ""

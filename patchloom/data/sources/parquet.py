@@ -104,7 +104,7 @@ class ParquetImages(ImageStore):
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of the image."""
+        """Return the encoded image, such as a JPEG."""
         return self._bytes(self._image, index)
 
     def _bytes(self, column: str, index: int) -> bytes:

@@ -142,7 +142,7 @@ def calibrate(
 
     run           Run of a classifier.
     data          Images with its classes that it was not trained on. Default: the data of the run.
-    max_error     Answer only where at most this share of the answers is wrong: 5%, 0.05.
+    max_error     Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.
     confidence    Probability that `max_error` holds for new images.
     max_rejected  Reject images unlike the training images, and at most this share of the others; 0: reject none.
     negatives     Classes that mean none of these.

@@ -37,7 +37,7 @@ UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; drawn is what
 def look_at_detected(
     folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw objects in the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    """Draw detections on up to `count` images, spread over `paths`; without paths, on the worst val images."""
     at_least("count", count, 1)
     notes: list[str] = []
     looks, sections = _detected(folder, paths, top, count, notes) if paths else _worst(folder, data, count)

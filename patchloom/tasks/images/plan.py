@@ -470,7 +470,7 @@ def _scan(source: Source, settings: TrainingSettings) -> Survey:
     if settings.strict and scan.unreadable:
         raise DataError(
             f"{name_unreadable(scan.unreadable)}; repair or remove them (all: {_check_command(settings)}), "
-            "or leave them out by training without --strict"
+            "or skip them by training without --strict"
         )
     return scan
 

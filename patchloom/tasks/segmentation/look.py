@@ -47,7 +47,7 @@ class SegmentationLookRequest(NamedTuple):
 def look_at_segmented(
     folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw masks of the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    """Draw masks on up to `count` images, spread over `paths`; without paths, on the worst val images."""
     at_least("count", count, 1)
     exported = is_artifact(folder)
     if exported and not paths:

@@ -78,7 +78,7 @@ def audit(
     data       Folder of class folders, or other classification data that `train` reads.
     folds      Number of runs; each predicts the images it was not trained on.
     folds_run  Use the finished runs of `train --folds` in this folder.
-    unlabeled  Folder of unlabeled images; the most useful to label are chosen from it (`most`).
+    unlabeled  Folder of unlabeled images; `most` of them are proposed for labeling.
     most       Number of unlabeled images to choose.
     model      Network. Default: chosen for the data.
     recipe     Published recipe, a recipe.yaml, or 'auto'. Also a `Recipe`.

@@ -79,7 +79,7 @@ def sweep(
     sets = [data] if isinstance(data, str | os.PathLike) else split_specs(data)
     sets = [os.fspath(one) for one in sets]
     if not sets or len(dict.fromkeys(sets)) < len(sets):
-        raise UsageError(f"Give one or more datasets, each once; given {', '.join(sets) or 'none'}")
+        raise UsageError(f"The datasets are {', '.join(sets) or 'missing'}; pass one or more, each once")
     if place_from(os.environ).world > 1:
         raise UsageError(
             "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
