@@ -62,7 +62,7 @@ def search(options: SearchOptions) -> None:
         recall=options.recall,
         level=options.level,
         condition=options.condition,
-        neighbours=options.neighbors,
+        neighbors=options.neighbors,
     )
     faults = [result.error for result in results if result.error]
     if len(faults) == len(results):

@@ -150,7 +150,7 @@ def index(
         exact = True  # the joined index gets lists, not its shares
     if trunk:
         if classifier.model.config.projector == "none":
-            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
+            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; drop --trunk")
         classifier.model.drop_projector()
     with locked(folder):
         before = _open_or_create(folder, classifier, model, trunk=trunk)

@@ -1,6 +1,7 @@
 """Create networks by name. A new family is a file next to this one and a row of `_FAMILIES`.
 
-All steps are in docs/internals/tour.md. The names and costs of all networks are also in `catalog`, as constants that do not need torch.
+docs/internals/tour.md has all steps. The names and costs of all networks are also in `catalog`, as constants that do
+not need torch.
 """
 
 import dataclasses

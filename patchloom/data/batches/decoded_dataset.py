@@ -421,6 +421,9 @@ def make_loader(
         own.shapes(dataset.parts)
         own.arrays(first, random.Random(seed))  # fails now rather than in a worker
     stores = {} if stores is None else stores
+    order: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "repeats": augment.repeats}
+    order |= {"rank": rank, "world": world, "sampling": sampling}
+    reading: dict[str, Any] = {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
     reason = "transform works on one image at a time" if own else ""
     for before_crop in () if own else _before_crops(first.image, augment, size, device):
         if reason := _against_device(dataset, augment, before_crop, budget_bytes):
@@ -428,49 +431,17 @@ def make_loader(
         try:
             known = stores.get(before_crop)
             if known is None or set(known.parts) != set(dataset.parts):
-                stores[before_crop] = decode_all(
-                    dataset,
-                    before_crop,
-                    device,
-                    workers=workers,
-                    skip_broken=skip_broken,
-                    timeout_s=timeout_s,
-                    budget_bytes=budget_bytes,
-                )
+                stores[before_crop] = decode_all(dataset, before_crop, device, budget_bytes=budget_bytes, **reading)
         except UnevenSizesError as error:
             reason = str(error)
             continue
         store = stores[before_crop]
-        on_device = DeviceLoader(
-            store,
-            augment,
-            size,
-            batch_size=batch_size,
-            seed=seed,
-            repeats=augment.repeats,
-            rank=rank,
-            world=world,
-            sampling=sampling,
-        )
         mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
-        return on_device, f"images stay decoded on {device} ({mib:,.0f} MiB) and are augmented there"
+        note = f"images stay decoded on {device} ({mib:,.0f} MiB) and are augmented there"
+        return DeviceLoader(store, augment, size, **order), note
     by_image = own or views or train_transform(augment, size)
     memory, how = sample_memory(dataset, by_image, stores, workers=workers, world=world)
-    loader = Loader(
-        dataset,
-        by_image,
-        batch_size=batch_size,
-        seed=seed,
-        repeats=augment.repeats,
-        workers=workers,
-        rank=rank,
-        world=world,
-        pin=torch.device(device).type == "cuda",
-        skip_broken=skip_broken,
-        timeout_s=timeout_s,
-        sampling=sampling,
-        memory=memory,
-    )
+    loader = Loader(dataset, by_image, pin=device.type == "cuda", memory=memory, **order, **reading)
     return loader, made_by_image(memory, how, workers, reason)
 
 

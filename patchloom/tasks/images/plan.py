@@ -237,13 +237,7 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         source = replace(readable, notes=(*readable.notes, *leaks))
         whole = planner.with_targets(make_splits(source, copies=copies, **options))
         opened = opened.changed(splits=share_of_train(whole, share))
-    record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
-    record = replace(
-        record,
-        options=options_set(settings),
-        corrections=corrections_digest(settings.corrections),
-        plugins=plugged_parts(settings),
-    )
+    record = _with_settings(starting_record(provenance_of(whole, scan), settings.data, settings.init), settings)
     unplaced = _PlacedRun(opened, resolved, record)
 
     def in_folder(folder: Path, why: str) -> _PlacedRun:
@@ -274,6 +268,16 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         start=resolved.start,
     )
     return replace(plan, advice=() if run.has_begun else _advice(planner, plan))
+
+
+def _with_settings(record: Provenance, settings: TrainingSettings) -> Provenance:
+    """Return the record with what a later command for the same folder is compared with."""
+    return replace(
+        record,
+        options=options_set(settings),
+        corrections=corrections_digest(settings.corrections),
+        plugins=plugged_parts(settings),
+    )
 
 
 @dataclass(frozen=True)

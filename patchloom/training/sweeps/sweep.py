@@ -76,10 +76,7 @@ def sweep(
     dry_run  Print the number of runs and the time they take; train nothing.
     say      Called with each line of progress.
     """
-    sets = [data] if isinstance(data, str | os.PathLike) else split_specs(data)
-    sets = [os.fspath(one) for one in sets]
-    if not sets or len(dict.fromkeys(sets)) < len(sets):
-        raise UsageError(f"The datasets are {', '.join(sets) or 'missing'}; pass one or more, each once")
+    sets = _each_once([data] if isinstance(data, str | os.PathLike) else split_specs(data))
     if place_from(os.environ).world > 1:
         raise UsageError(
             "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
@@ -101,16 +98,29 @@ def sweep(
     state = SweepState(folder, settings, runs, done, [note] if note else [])
     _say_plan(state, say)
     if dry_run:
-        seconds = estimated_s(runs, done, say)
-        say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
-        say("Nothing was trained.   Next: the same command without --dry-run")
-        return replace(state.sweep(), seconds=seconds)
+        return _dry_result(state, say)
     with locked(folder):
         train_runs(state, say)
         if test:
             _test_best(state, say)
         result: Sweep = state.write()
         return result
+
+
+def _each_once(data: Sequence[Any]) -> list[str]:
+    """Return the names of datasets. Raise UsageError if there are none or one is repeated."""
+    sets = [os.fspath(one) for one in data]
+    if not sets or len(set(sets)) < len(sets):
+        raise UsageError(f"The datasets are {', '.join(sets) or 'missing'}; pass one or more, each once")
+    return sets
+
+
+def _dry_result(state: "SweepState", say: Callable[[str], None]) -> Sweep:
+    """Print the time that the runs of a sweep take, and return it without results."""
+    seconds = estimated_s(state.runs, state.done, say)
+    say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
+    say("Nothing was trained.   Next: the same command without --dry-run")
+    return replace(state.sweep(), seconds=seconds)
 
 
 class SweepState:
