@@ -16,8 +16,6 @@ LISTED = 10  # rows per table in the terminal; the page, --json and --verbose ha
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """Options of `patchloom audit`."""
-
     data: Annotated[
         tuple[str, ...],
         Argument("Folder of class folders, or other classification data that `train` reads.", metavar="DATA"),

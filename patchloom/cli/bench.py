@@ -9,8 +9,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of `patchloom bench`."""
-
     names: Annotated[
         list[str],
         Argument("Networks; timm:NAME is a network of timm. Patterns such as 'cait_*' work too.", complete="model"),

@@ -11,8 +11,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    """Options of `patchloom calibrate`."""
-
     run: Annotated[str, Argument("Run of a classifier.", complete="run")]
     data: Annotated[
         str | None, Argument("Images with its classes that it was not trained on. Default: the data of the run.")

@@ -30,8 +30,6 @@ DETAILED = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd files
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Options of `patchloom check`."""
-
     data: Annotated[tuple[str, ...], Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
     page: Annotated[str | None, Option("HTML page. Default: runs/check-NAME/check.html, if there are problems.")] = None
     against: Annotated[

@@ -76,8 +76,6 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvaluationOptions):
-    """Options of `patchloom evaluate`."""
-
     sweep: Annotated[
         str | None,
         Option("Top-1 at several crop ratios or image sizes; crop=0.8,0.9,1 lists them.", metavar="crop|size"),

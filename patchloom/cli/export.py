@@ -17,8 +17,6 @@ COMPARISON = "Comparison with the run"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of `patchloom export`."""
-
     run: Annotated[str, Argument("Run folder of any task, or published weights.", complete="run")]
     out: Annotated[str, Option("Artifact folder, such as photos-onnx; or a page, such as page.html.")]
     to: Annotated[str | None, Option("onnx (default), torch or openvino; or html, a self-contained page.")] = None

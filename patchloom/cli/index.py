@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """Options of `patchloom index`."""
-
     model: Annotated[str, Argument("Run folder, resmlp_s12:in1k, or hub:user/name.", metavar="RUN", complete="run")]
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
     out: Annotated[str, Option("Index folder. New images are added if it exists.")]

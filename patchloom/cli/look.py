@@ -14,8 +14,6 @@ TOP_RANKED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions:
-    """Options of `patchloom look`."""
-
     run: Annotated[
         str,
         Argument("Run or artifact folder, published weights such as resmlp_s12:in1k, or NAME@FILE.", complete="run"),

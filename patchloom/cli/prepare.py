@@ -11,8 +11,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """Options of `patchloom prepare`."""
-
     name: Annotated[str, Argument("Dataset.", metavar="wmt14")]
     folder: Annotated[str, Argument("Folder with the unpacked official archives.")]
     pair: Annotated[str, Option("Language pair.", metavar="en-de|en-fr")] = "en-de"

@@ -26,8 +26,6 @@ PROBES = ("knn", "linear", "linear_sgd", "few_shot")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Options of `patchloom probe`."""
-
     paths: Annotated[
         list[str],
         Argument("Runs, then data with a train and a val split, of any classes.", metavar="RUN… DATA", complete="run"),

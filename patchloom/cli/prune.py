@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """Options of `patchloom prune`."""
-
     run: Annotated[str, Argument("Run of a classifier.", complete="run")]
     data: Annotated[
         str | None, Argument("Images to evaluate on, with the classes of the run. Optional with --out.")

@@ -9,8 +9,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class RecipesOptions:
-    """Options of `patchloom recipes`."""
-
     names: Annotated[list[str] | None, Argument("Names or patterns, such as 'deit3*'.", complete="recipe")] = None
     model: Annotated[str | None, Option("Network to show the values for.", complete="model")] = None
     as_yaml: Annotated[bool, Option("Print one recipe as the file that `train --recipe` reads.", name="yaml")] = False

@@ -35,8 +35,6 @@ class ServingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ServingOptions):
-    """Options of `patchloom serve`."""
-
     port: Annotated[int, Option("Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)] = 8000
     processes: Annotated[int, Option("Processes that hold the model; they share the cores.", minimum=1)] = 1
     api_key: Annotated[

@@ -10,8 +10,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class SignOptions:
-    """Options of `patchloom sign`."""
-
     folder: Annotated[
         str,
         Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),

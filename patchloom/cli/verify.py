@@ -11,8 +11,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Options of `patchloom verify`."""
-
     folder: Annotated[
         str,
         Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),

@@ -92,7 +92,6 @@ class Records:
             sink.sync()
 
     def tick(self, status: Status) -> None:
-        """Show the progress."""
         self._show(lambda display: display.tick(status))
         if self._status:
             self._status.write("training", status)

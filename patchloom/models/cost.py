@@ -52,7 +52,6 @@ class Cost:
 
     @property
     def operations(self) -> int:
-        """All operations."""
         return self.multiply_adds + self.elementwise
 
 

@@ -128,7 +128,6 @@ class EmbeddingMemory(nn.Module):
         self._noted.append((index, F.normalize(embeddings.detach().float(), dim=1)))
 
     def forget(self) -> None:
-        """Discard what was noted."""
         self._noted.clear()
 
     @torch.no_grad()

@@ -53,7 +53,6 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     async def ready(self) -> dict[str, Any]:
@@ -124,7 +123,6 @@ class ModelProcess:
         return max(age, self.missed_beats * HEARTBEAT_SECONDS) > seconds
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     async def stop(self) -> None:

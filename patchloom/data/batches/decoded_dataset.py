@@ -221,7 +221,6 @@ class OnCanvas(ImageTransform):
         return self.applied(geometry, sample, rng) | {EXTENT: np.array([*geometry.scaled, height, width], np.int32)}
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
     def reduction(self, size: tuple[int, int]) -> int:

@@ -130,7 +130,6 @@ class ParquetImages(ImageStore):
         return stamps_inside(self.files, self.home, inside)
 
     def mask(self, index: int) -> Mask | None:
-        """Decode the mask."""
         if not self.mask_names:
             return None
         ids = decode_ids(self._bytes("mask", index), f"{self.where(index)}, mask")
