@@ -48,7 +48,7 @@ def translate(options: TranslateOptions) -> None:
     patchloom translate runs/corpus letters.txt --out letters.de.txt
     """
     from patchloom.cli.output import JsonList, results
-    from patchloom.tasks.translation.translator import load_translator
+    from patchloom.tasks.translation.model import load_translator
 
     translator = load_translator(options.run, device=options.device)
     translations_of = partial(

@@ -5,6 +5,7 @@ given as "module:Name" and imported when it is first used, so that predicting lo
 a task can import what it needs at its head.
 """
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -321,16 +322,19 @@ class Reporting(TaskPart, ABC):
         del plan, report
         return iter(())
 
-    @abstractmethod
     def next_commands(self, plan: Any) -> Sequence[str]:
         """Return the commands that a user may want to run after training."""
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
+        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
 
     @abstractmethod
     def page(self, folder: Path, settings: "ReportSettings") -> TaskPage:
         """Return what the report of a run contains for this task."""
 
-    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
-        """Write a page on some images, or on the worst of val; options are `data`, `out`, `top` and `count`."""
+    def look(
+        self, folder: Path, images: Sequence[str], *, data: str | None = None, out: Path, top: int = 5, count: int = 12
+    ) -> Any:
+        """Write a page on some images, at most `count`, or on the worst of val."""
         raise NotImplementedError
 
     def evaluate(

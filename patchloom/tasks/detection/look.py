@@ -10,7 +10,8 @@ from PIL import Image
 from patchloom.report.page import write_page
 from patchloom.report.pictures.overlays import draw_objects
 from patchloom.report.sections import gallery_section
-from patchloom.tasks.detection.detector import (
+from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
+from patchloom.tasks.detection.model import (
     ImageDetections,
     ObjectDetector,
     detected_objects,
@@ -18,7 +19,6 @@ from patchloom.tasks.detection.detector import (
     load_object_detector,
     open_exported_detector,
 )
-from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
 from patchloom.tasks.detection.page import images_of
 from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.images.look_page import LookPage, across

@@ -29,8 +29,8 @@ from patchloom.report.run_report import training, validation
 from patchloom.report.sections import picture_section, table_section
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.detection.data import open_objects
-from patchloom.tasks.detection.detector import load_object_detector, open_exported_detector
 from patchloom.tasks.detection.drawings import confused_section, gallery, worst_first
+from patchloom.tasks.detection.model import load_object_detector, open_exported_detector
 from patchloom.tasks.detection.run_files import VAL, DetectedImage, ValDetections, read_val
 from patchloom.tasks.task import Scores, TaskPage
 from patchloom_runtime.artifacts.artifact import is_artifact

@@ -22,8 +22,8 @@ from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.evaluation import evaluate_on
+from patchloom.tasks.segmentation.model import Segmenter, load_segmentation
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
-from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation
 from patchloom.tasks.task import TaskPage
 from patchloom_runtime.errors import DataError, UsageError, attempted
 from patchloom_runtime.images.samples import Sample
