@@ -88,13 +88,6 @@ def format_named(name: str) -> Format:
     return cast(Format, getattr(import_module(module), attribute)())
 
 
-def graph_format(name: str) -> GraphFormat:
-    """Return the graph format with this name."""
-    form: Any = format_named(name)
-    assert isinstance(form, GraphFormat), name
-    return form
-
-
 def format_for(out: str) -> str:
     """Return the default format for an output path: html for .html and .htm, else onnx."""
     return "html" if out.lower().endswith((".html", ".htm")) else "onnx"
