@@ -174,11 +174,11 @@ def true_numbers(sample: Sample, images: ImageSet, labels: Sequence[str]) -> np.
     return numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
 
 
-def of_one_height(pictures: Sequence[Image.Image], height: int = HEIGHT) -> list[Image.Image]:
+def of_one_height(pictures: Sequence[Image.Image]) -> list[Image.Image]:
     """Resize pictures of one size to the height of the gallery; enlarged pixels stay sharp."""
-    width = max(1, round(pictures[0].width * height / pictures[0].height))
-    way = Image.Resampling.NEAREST if height >= pictures[0].height else Image.Resampling.BILINEAR
-    return [picture.convert("RGB").resize((width, height), way) for picture in pictures]
+    width = max(1, round(pictures[0].width * HEIGHT / pictures[0].height))
+    way = Image.Resampling.NEAREST if pictures[0].height <= HEIGHT else Image.Resampling.BILINEAR
+    return [picture.convert("RGB").resize((width, HEIGHT), way) for picture in pictures]
 
 
 def legend(classes: Sequence[str], numbers: Collection[int]) -> list[tuple[str, tuple[int, int, int]]]:
