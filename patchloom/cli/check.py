@@ -67,7 +67,7 @@ def check(options: CheckOptions) -> None:
     if page:
         refuse_inside(page, data)
     if options.list_file and against is None:
-        raise UsageError("--list says where the list of --against goes; give both")
+        raise UsageError("--list names the file for the list of --against; pass both")
     if options.list_file:
         refuse_inside(Path(options.list_file), data, against or "", what="list")
     started = time.perf_counter()

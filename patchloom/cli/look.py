@@ -47,7 +47,7 @@ def look(options: LookOptions) -> None:
         _ranked(options, page)
         return
     if options.trunk:
-        raise UsageError("--trunk chooses the vectors that images are compared by; give it with --ranked")
+        raise UsageError("--trunk chooses the vectors that images are compared by; pass it with --ranked")
     looks = _look(options, folder, page)
     _print(looks, as_json=options.as_json)
 

@@ -85,7 +85,7 @@ def probe(options: ProbeOptions) -> None:
         )
         return
     if options.trunk and options.knn is None and chosen:
-        raise UsageError("--trunk chooses the vectors that images are compared by; give it with --knn or --levels")
+        raise UsageError("--trunk chooses the vectors that images are compared by; pass it with --knn or --levels")
     from patchloom.tasks.classification.several_runs import probe as probe_runs
 
     counts = parse_counts("--knn", options.knn, "20 or 10,20") if options.knn is not None else [20] * (not chosen)

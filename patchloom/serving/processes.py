@@ -106,7 +106,7 @@ class ModelProcess:
                 if request.tries < TRIES:
                     again.append(request)
                 else:
-                    reason = "the request ended the model process twice and is not tried again"
+                    reason = "the request ended the model process twice and is not retried"
                     request.results.set_exception(HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason))
         self.batches.clear()
         self._admission.begin_batch(self, 0)

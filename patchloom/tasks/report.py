@@ -100,7 +100,7 @@ def _check(
     if val and is_one:
         raise UsageError("--val is plotted against --data for several runs; for one run, pass --data DATA --split val")
     if is_one and level and split is None:
-        raise UsageError("--level chooses the labels that a split is compared with; give --split too")
+        raise UsageError("--level chooses the labels that a split is compared with; pass --split too")
 
 
 def report_run(

@@ -55,4 +55,4 @@ def _calibration_lines(plan: Any) -> Iterator[str]:
         yield promise.in_words()
     elif max_error is not None:
         command = f"patchloom calibrate {shlex.quote(str(plan.folder))} --max-error {max_error}"
-        yield f"note: the run answers every image, without a promise; {command} tells why or makes one"
+        yield f"note: the run answers every image, without a promise; {command} makes one or gives the reason"

@@ -30,8 +30,8 @@ from patchloom_runtime.images.inputs import iterate_images
 from patchloom_runtime.printable import plural
 
 COUNT = 12  # images shown at most
-FEW = 0.1  # the score from which the surest are drawn where none is sure
-UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; drawn is what is likeliest."
+FEW = 0.1  # lowest score of objects that are drawn if none is likely
+UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; the most likely objects are drawn."
 
 
 def look_at_detected(
@@ -92,16 +92,16 @@ def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, 
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
     val = read_val(folder)
     if val is None:
-        raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
+        raise UsageError(f"{folder} has no {VAL} with its val predictions; pass the images to look at")
     report = val.report
     images = images_of(folder, ReportSettings(data=data), report)
     if images is None:
-        raise UsageError(f"{folder} did not record where its data lie; say it with --data")
+        raise UsageError(f"{folder} does not record its data path; pass --data DATA")
     places = {images.key(i): i for i in range(len(images))}
     if missing := [name for name in val.names if name not in places]:
         raise DataError(
-            f"{len(missing):,} of the {len(val.names):,} pictures that the run was validated on, first {missing[0]}, "
-            "are not in these data; say where they lie with --data"
+            f"{len(missing):,} of the {len(val.names):,} images that the run was validated on, first {missing[0]}, "
+            "are not in these data; pass --data DATA"
         )
     scores, order = worst_first(report)
     looks: list[tuple[str, str, Any]] = []

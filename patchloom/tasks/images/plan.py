@@ -500,5 +500,5 @@ def _too_few(splits: Splits) -> list[str]:
         return []
     return [
         f"val has only {plural(count, 'image')}, so one image is {100 / count:.1f} points of accuracy and the best "
-        f"weights are chosen partly by chance; give val {ENOUGH_VAL_IMAGES} images or more"
+        f"weights are chosen partly by chance; add images to val, to {ENOUGH_VAL_IMAGES} or more"
     ]

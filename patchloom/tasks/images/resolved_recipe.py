@@ -189,7 +189,7 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
     """Raise UsageError for runs and weights that do not exist."""
     part = recipe.objective
     if part.distillation in ("soft", "hard") and not part.teacher:
-        raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
+        raise UsageError(f"recipe {recipe.name} distills ({part.distillation}) but names no teacher; pass --teacher")
     if method_of(part.method).teacher == "features" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} learns the features of a teacher; name one: --teacher RUN|timm:NAME")
     teachers = teacher_names(part.teacher or "")

@@ -100,9 +100,7 @@ def _pictures(
 ) -> list[tuple[str, Image.Image | Markup, str]]:
     pictures: list[tuple[str, Image.Image | Markup, str]] = []
     if (mixing := position_picture(network, files.longest)) is not None:
-        caption = (
-            "Row t: how position t is put together from all positions; red is positive, blue negative, white zero."
-        )
+        caption = "Row t: the weights of all positions in position t; red is positive, blue negative, white zero."
         pictures.append(("Mixing of positions", mixing, caption))
     encode, most = files.vocabulary.encode, min(READABLE, network.config.max_length - 1)
     # Translations of the network, or references if none fits.

@@ -43,7 +43,7 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         if not equals or not key or not all(choices):
             raise UsageError(f"--grid takes field=value,value…, such as optim.lr=1e-3,3e-4; got {text!r}")
         if key in grid:
-            raise UsageError(f"--grid gives {key} twice; give all its values at once: {key}=A,B,C")
+            raise UsageError(f"--grid has {key} twice; pass all its values at once: {key}=A,B,C")
         grid[key] = choices
     return grid
 
@@ -60,7 +60,9 @@ def settings_of(grid: Grid) -> list[Setting]:
     read = {key: [_read(key, value) for value in values] for key, values in grid.items()}
     for key, values in read.items():
         if len({str(value) for value in values}) < len(values) or not values:
-            raise UsageError(f"the values of {key} are {', '.join(map(str, values)) or 'none'}; give each once")
+            raise UsageError(
+                f"the values of {key} are {', '.join(map(str, values)) or 'none'}; pass one or more, each once"
+            )
     return [dict(zip(read, values, strict=True)) for values in product(*read.values())]
 
 

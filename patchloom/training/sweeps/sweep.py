@@ -53,7 +53,7 @@ def sweep(
 ) -> Sweep:
     """Train every combination of the grid's values on every dataset, as `patchloom sweep` does.
 
-    The same call again goes on where it stopped: finished runs are not repeated, failed ones are tried again.
+    The same call again resumes: finished runs are not repeated, failed ones are retried.
     The best setting is that with the highest mean over datasets on val images. Where data do not have both a val and
     a test split, val images are held out of train, so that what they have stays unseen.
 
@@ -82,7 +82,7 @@ def sweep(
             "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
         )
     if not grid:
-        raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
+        raise UsageError("there is nothing to sweep; pass fields with values: --grid optim.lr=1e-3,3e-4")
     options: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
     options |= {"batch": batch, "changes": dict(set or {}), "exclude": exclude, "workers": workers, "val": "held-out"}
     options["race"] = False  # the runs of a sweep differ in the fields of its grid alone
@@ -137,7 +137,7 @@ class SweepState:
         finished = sum(not run.failed for run in self.done.values())
         failed = len(self.done) - finished
         counts = [f"{finished} finished already"] * bool(finished)
-        counts += [f"{failed} failed before and tried again"] * bool(failed)
+        counts += [f"{failed} failed before and are retried"] * bool(failed)
         return ", ".join([f"{len(self.runs)} runs in {self.folder}", *counts])
 
     def sweep(self) -> Sweep:
