@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """Options of `patchloom index`."""
-
     model: Annotated[str, Argument("Run folder, resmlp_s12:in1k, or hub:user/name.", metavar="RUN", complete="run")]
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
     out: Annotated[str, Option("Index folder. New images are added if it exists.")]
     device: Device = "auto"
-    exact: Annotated[bool, Option("Compare queries with all files, also beyond a million.")] = False
+    exact: Annotated[bool, Option("Always compare queries with all files. Default: up to a million files.")] = False
     prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """Options of `patchloom models`."""
-
     names: Annotated[list[str] | None, Argument("Names or patterns, such as 'cait_*'.", complete="model")] = None
     pretrained: Annotated[bool, Option("List published weights instead of networks.")] = False
     size: Annotated[int, Option("Image size in pixels.")] = 224

@@ -17,8 +17,6 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """Options of `patchloom predict`."""
-
     run: Annotated[
         str, Argument("Run or artifact folder, or published weights such as resmlp_s12:in1k.", complete="run")
     ]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of `patchloom search`."""
-
     index: Annotated[str, Argument("Index folder made by `patchloom index`.")]
     queries: Annotated[list[str], Argument("Image files or folders.")]
     top: Annotated[int, Option("Files per query.")] = 10
@@ -62,7 +60,7 @@ def search(options: SearchOptions) -> None:
         recall=options.recall,
         level=options.level,
         condition=options.condition,
-        neighbours=options.neighbors,
+        neighbors=options.neighbors,
     )
     faults = [result.error for result in results if result.error]
     if len(faults) == len(results):

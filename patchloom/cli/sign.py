@@ -10,11 +10,9 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class SignOptions:
-    """Options of `patchloom sign`."""
-
     folder: Annotated[
         str,
-        Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
+        Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
     key: Annotated[str, Option("File with a private elliptic-curve key (PEM).", metavar="KEY.pem")]
     as_json: Json = False

@@ -10,8 +10,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class SoupOptions:
-    """Options of `patchloom soup`."""
-
     runs: Annotated[list[str], Argument("Runs of one network, fine-tuned from the same weights.", complete="run")]
     data: Annotated[str, Option("Images on which runs are selected. Do not use the final test set.")]
     out: Annotated[str, Option("Run folder to write.")]

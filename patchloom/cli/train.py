@@ -18,8 +18,6 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(TrainingSettings):
-    """Options of `patchloom train`."""
-
     dry_run: Annotated[bool, Option("Print the plan, the memory and the time from a few steps; train nothing.")] = False
     as_json: Json = False
 

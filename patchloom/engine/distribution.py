@@ -171,12 +171,10 @@ class Processes:
             torch.mps.synchronize()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         if self.world > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """Destroy the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 

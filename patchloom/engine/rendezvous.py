@@ -79,10 +79,10 @@ def meet(place: ProcessPlace, backend: str, answer_within_s: float = ANSWER_WITH
     return store
 
 
-def lost_ranks(store: dist.Store, place: ProcessPlace, within_s: float = LOST_WITHIN_S) -> list[int]:
+def lost_ranks(store: dist.Store, place: ProcessPlace) -> list[int]:
     """Return the ranks that do not report a broken connection too, hence have died. Rank 0 holds the store."""
     keys = [f"noticed/{rank}" for rank in range(place.world)]
-    until = monotonic() + within_s
+    until = monotonic() + LOST_WITHIN_S
     try:
         store.set(keys[place.rank], "yes")
         # Polling, because torch's own wait prints when it times out.

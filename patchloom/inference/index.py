@@ -24,6 +24,7 @@ from patchloom.inference.embedding import embed_files, embed_images
 from patchloom.inference.index_files import FILE, IndexMetadata, StoredVectors, read_about
 from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
+from patchloom.options import renamed
 from patchloom.report.notebook import first_names, html_card
 from patchloom.runs.locate import is_downloaded, is_on_hub
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
@@ -42,7 +43,7 @@ class SearchKeywords(TypedDict, total=False):
     recall: int
     level: str | None
     condition: str | None
-    neighbours: int | None
+    neighbors: int | None
 
 
 class ListedFile(NamedTuple):
@@ -100,6 +101,7 @@ class Index:
         self, images: ImageSet | Iterable[ImageLike], **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]: ...
 
+    @renamed(neighbours="neighbors")
     @with_near_options
     def search(
         self,
@@ -111,7 +113,7 @@ class Index:
         recall: int = 0,
         level: str | None = None,
         condition: str | None = None,
-        neighbours: int | None = None,
+        neighbors: int | None = None,
     ) -> SearchResult | list[SearchResult]:
         """Return the `top` nearest files, nearest first: one result for one image, else a list.
 
@@ -122,7 +124,7 @@ class Index:
         `exact` compares with all files even if the index has lists for an approximate search. Approximate results state
         their `recall`, measured with files of the index when it was built, or with the first `recall` queries.
 
-        `condition` names a level: files of the class that the `neighbours` (20) nearest files vote for at that level
+        `condition` names a level: files of the class that the `neighbors` (20) nearest files vote for at that level
         come first (thesis, equation 2.5); 'family=felid' names the class instead.
         """
         at_least("top", top, 1)
@@ -130,13 +132,13 @@ class Index:
             raise DataError(
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
             )
-        if neighbours is not None and condition is None:
-            raise UsageError("neighbours is an option of a conditioned search; pass condition too, or leave it out")
+        if neighbors is not None and condition is None:
+            raise UsageError("neighbors is an option of a conditioned search; pass condition too, or drop it")
         labels_at = self.about.level if level is None else level_named(level, self.about.levels)
         settings = SearchSettings(self._vectors, top, skip_self, exact, labels_at, images=self.images, recall=recall)
         if condition is not None:
             at, _, class_name = condition.partition("=")
-            voters = IndexNeighbors(self._vectors, at, neighbours)
+            voters = IndexNeighbors(self._vectors, at, neighbors)
             settings = replace(settings, voters=voters, class_name=class_name)
         results: list[SearchResult] = []
         for are_files, items in groupby(items_of(images), lambda item: isinstance(item, str | os.PathLike)):
@@ -240,7 +242,7 @@ def search(
         recall=recall,
         level=level,
         condition=condition,
-        neighbours=neighbors,
+        neighbors=neighbors,
     )
 
 

@@ -124,7 +124,7 @@ def index(
     batch     Images per batch.
     workers   Processes that read images.
     device    'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
-    exact     Compare queries with all files, also beyond a million. No approximate search is built.
+    exact     Always compare queries with all files. Default: up to a million files.
     prune     Drop files that are gone from these folders. Files of other folders stay: their disk may only be
               unmounted.
     trunk     Use the vectors before the projector of a run that has one.
@@ -150,7 +150,7 @@ def index(
         exact = True  # the joined index gets lists, not its shares
     if trunk:
         if classifier.model.config.projector == "none":
-            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
+            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; drop --trunk")
         classifier.model.drop_projector()
     with locked(folder):
         before = _open_or_create(folder, classifier, model, trunk=trunk)

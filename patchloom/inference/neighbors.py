@@ -79,7 +79,7 @@ class IndexNeighbors:
     def __init__(self, stored: StoredVectors, level: str | None = None, neighbors: int | None = None) -> None:
         self.about, self._stored = stored.about, stored
         self._k = NEIGHBORS if neighbors is None else neighbors
-        at_least("neighbours", self._k, 1)
+        at_least("neighbors", self._k, 1)
         if not self.about.labels:
             raise UsageError(
                 f"{stored.folder} has no labels to predict. Add labeled images, in class folders or with --labels "

@@ -1,8 +1,9 @@
 """`checkpoints/`: the state for an exact resume, and the saver that the engine uses.
 
-A checkpoint is written into a hidden folder, synced and renamed; sharded tensors by all processes, each its parts, and
-any number of processes can read them. Its manifest, with the SHA-256 of every file, is
-written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is pickled.
+`capture` in `engine/state.py` lists what a checkpoint holds. It is written into a hidden folder, synced and renamed.
+Of sharded tensors each process writes its parts, and any number of processes can read them. The manifest, with the
+SHA-256 of every file, is written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is
+pickled.
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ ORIGIN = "published.json"  # the row of the table of weights that a folder was w
 
 
 def run_folder(source: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run, downloading it if needed. Raise UsageError if `source` does not name a run."""
+    """Return a run folder, downloaded if needed. Raise UsageError if `source` does not name a run."""
     if (folder := find_run(source)) is not None:
         return folder
     name = os.fspath(source)
@@ -40,7 +40,7 @@ def run_folder(source: str | os.PathLike[str]) -> Path:
 
 
 def find_run(source: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a run, or None if `source` names something else, such as a weights file."""
+    """Return a run folder, or None if `source` names something else, such as a weights file."""
     if is_run(source):
         return Path(source)
     name = os.fspath(source)

@@ -42,7 +42,7 @@ def export(
     run           Run folder of any task, or published weights.
     out           Artifact folder, such as photos-onnx; or a page, such as page.html. It is written completely or not at
                   all. photos.onnx becomes the folder photos-onnx.
-    to            'onnx' (default), 'torch' or 'openvino'; or 'html', one page that runs by itself. The default is html
+    to            'onnx' (default), 'torch' or 'openvino'; or 'html', a self-contained page. The default is html
                   if `out` ends in .html.
     data          Images to compare on. Default: those of the run.
     split         'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.

@@ -80,7 +80,7 @@ def _load(source: str | os.PathLike[str], *, device: str, trunk: bool, model: Mo
     if model is not None:
         name = str(read_config(run_folder(source))["network"])
         if not name.startswith(MODULE):
-            raise UsageError(f"{os.fspath(source)} is a run of {name}, a network of patchloom; leave out model=")
+            raise UsageError(f"{os.fspath(source)} is a run of {name}, a network of patchloom; drop model=")
         register_module(model, name)
     if trunk:
         return load_classifier(source, device=device, trunk=True)

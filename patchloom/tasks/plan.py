@@ -173,7 +173,7 @@ def check_parts(settings: TrainingSettings, task: Task) -> None:
     for name in plugged_parts(settings):
         kind = name.partition(" ")[0]
         if kind not in task.training.plugins:
-            raise UsageError(f"{SEVERAL.get(kind, kind)} cannot be plugged into {task.name}; leave it out")
+            raise UsageError(f"{SEVERAL.get(kind, kind)} cannot be plugged into {task.name}; drop it")
     for kind in ("transform", "batch_transform", "loss", "optimizer"):
         part = getattr(settings, kind)
         if part is not None and not callable(part):

@@ -119,8 +119,7 @@ class PredictionStream:
         by_index = {"index": index, "level": level, "neighbors": neighbors}
         self._model, self._task = _open_model(os.fspath(run), by_index, tta, out, device)
         self._threshold = threshold
-        keywords: dict[str, Any] = {"index": index, "level": level, "neighbours": neighbors, "out": out}
-        keywords["tta"] = tta or None
+        keywords: dict[str, Any] = {**by_index, "out": out, "tta": tta or None}
         if option := self._task.model.threshold_option:
             keywords[option] = threshold
         top = self._task.model.most_answers if top is None else top
@@ -165,7 +164,7 @@ class PredictionStream:
             return len(labels) if (labels := getattr(self._model, "labels", None)) else None
         from patchloom.inference.neighbors import NEIGHBORS
 
-        return int(self._keywords.get("neighbours", NEIGHBORS))
+        return int(self._keywords.get("neighbors", NEIGHBORS))
 
     def _open_outputs(self, stack: ExitStack) -> Callable[[Any], None]:
         """Open the files and the folder; return the function that writes a prediction to all of them."""

@@ -95,7 +95,11 @@ class TrainingSettings:
     ] = None
     max_error: Annotated[
         float | str | None,
-        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE", panel=RUN),
+        Option(
+            "Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.",
+            metavar="SHARE",
+            panel=RUN,
+        ),
     ] = None
     negatives: Annotated[
         tuple[str, ...], Option("Classes that mean none of these. Repeatable.", metavar="CLASS", panel=RUN)

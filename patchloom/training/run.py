@@ -46,6 +46,7 @@ from patchloom.training.race import candidates_of, run_race
 from patchloom.training.report import best_network, machine_of, plan_facts, write_results
 from patchloom.training.timing import (
     LATEST,
+    StepTimes,
     chosen_compilation,
     estimated_s,
     measure,
@@ -61,7 +62,7 @@ FILES_NAMED = 4
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training: the run folder, the metrics and the model."""
+    """The result of a training run: its folder, the metrics and the model."""
 
     folder: Path
     outcome: TrainResult | None
@@ -148,17 +149,20 @@ def run_training(
         stack.callback(run.loader.close)
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")
         if dry_run:
-            measured = measured or measure(run)
-            seconds = measured.total_s(run)
-            unit = plan.task.training.batch_unit
-            for line in (times_text(run, measured, unit), *takes_days(plan, seconds)):
-                say(line)
-            say("Nothing was trained.   Next: the same command without --dry-run")
-            return TrainingResult(plan.folder, None, {}, len(plan.left_out), plan_facts(plan, run, measured, seconds))
+            return _dry_result(plan, run, measured or measure(run), say)
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         run.time_budget = budget
         return _train_and_report(plan, run, network, checkpoint, lock, _time_limit_s(settings, started), say)
+
+
+def _dry_result(plan: Plan, run: Run, measured: StepTimes, say: Callable[[str], None]) -> TrainingResult:
+    """Print the times of a dry run and return its result."""
+    seconds = measured.total_s(run)
+    for line in (times_text(run, measured, plan.task.training.batch_unit), *takes_days(plan, seconds)):
+        say(line)
+    say("Nothing was trained.   Next: the same command without --dry-run")
+    return TrainingResult(plan.folder, None, {}, len(plan.left_out), plan_facts(plan, run, measured, seconds))
 
 
 def _raced(plan: Plan, processes: Processes, started: float, say: Callable[[str], None], *, dry_run: bool) -> Plan:

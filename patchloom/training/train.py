@@ -127,7 +127,7 @@ def train(
         folds            Cross-validate: K runs, each validated on another part of train. Returns a `FoldsResult`.
         patience         Stop after N evaluations without improvement.
         select           Metric of val that selects the best weights. Default: top1.
-        max_error        Answer only where at most this share of the answers is wrong: 5%, 0.05.
+        max_error        Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.
         negatives        Classes that mean none of these.
         pictures         Draw the network into RUN/pictures every N epochs.
         preview          Draw crops and augmented training images before the first step.

@@ -154,7 +154,6 @@ class _Helper:
         raise EOFError
 
     def close(self) -> None:
-        """End the process."""
         self.connection.close()
         self.process.kill()
         self.process.wait()

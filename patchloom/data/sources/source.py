@@ -14,6 +14,9 @@
 
 Python code may pass a Dataset, arrays, a list of (image, target), a table or a dict of splits (see `python_objects`).
 An existing path is always taken as a path.
+
+A new format is a file next to this one whose function returns a `Source`, and a branch of `_open_directory`,
+`_open_file` or `_open_named`. docs/internals/tour.md has all steps.
 """
 
 import os

@@ -115,7 +115,7 @@ def _summary(line: Series, x_names: Sequence[str]) -> str:
     return f"{line.name}: {first:.4g} at {at(first_x)}, {last:.4g} at {at(last_x)}"
 
 
-def range_chart(ranges: Sequence[SeedRange], *, y_label: str, x_label: str = "epoch") -> Markup:
+def range_chart(ranges: Sequence[SeedRange], *, y_label: str) -> Markup:
     """Return mean, one standard deviation, minimum and maximum of several runs by epoch."""
     lines = {
         "mean": [(float(at.epoch), at.mean) for at in ranges],
@@ -129,7 +129,7 @@ def range_chart(ranges: Sequence[SeedRange], *, y_label: str, x_label: str = "ep
     styles = {"mean": (0, 1.0), "± one deviation": (0, 0.45), "min, max": (1, 0.6)}
     series = [Series(name, points, *styles[name]) for name, points in lines.items()]
     series += [Series(name, points, *styles[name], listed=False) for name, points in upper.items()]
-    return line_chart(series, x_label=x_label, y_label=y_label)
+    return line_chart(series, x_label="epoch", y_label=y_label)
 
 
 def _x_axis(xs: Sequence[float], log: bool, names: int) -> tuple[Axis, list[float]]:

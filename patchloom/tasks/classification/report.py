@@ -1,7 +1,7 @@
 """The results of a classifier in words."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ class ClassificationReporting(Reporting):
         if not fine_tunes and images < FEW_IMAGES and report.top(1) < GOOD_TOP1 and not settings.model:
             yield fine_tuning_advice(images, f"patchloom train {shlex.quote(settings.data_text)} --init in1k")
 
-    def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
-        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
-
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:
         return image_page(folder, settings)
 
@@ -59,4 +55,4 @@ def _calibration_lines(plan: Any) -> Iterator[str]:
         yield promise.in_words()
     elif max_error is not None:
         command = f"patchloom calibrate {shlex.quote(str(plan.folder))} --max-error {max_error}"
-        yield f"note: the run answers every image, without a promise; {command} tells why or makes one"
+        yield f"note: the run answers every image, without a promise; {command} makes one or gives the reason"

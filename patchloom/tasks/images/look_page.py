@@ -69,7 +69,7 @@ def look_at(
     """Write predictions on the images at `paths`, at most `count` of them, chosen across their classes.
 
     Without paths, the images are the run's mistakes with the highest confidence, from its data or `data`; for a run
-    without a classifier (DINO, Grafit), images from all over its val split. The true class of a file is the nearest
+    without a classifier (DINO, Grafit), val images spread over the classes. The true class of a file is the nearest
     folder above it that has the name of a class. `spec` is a run folder, or NAME@FILE for published weights.
     """
     at_least("count", count, 1)
@@ -193,7 +193,7 @@ def _subject_of(contents: RunContents) -> LookSubject:
 
 
 def _val_requests(contents: RunContents, data: str | None, count: int) -> list[LookRequest]:
-    """Return the run's most confident mistakes, or images from all over val for a run without a classifier."""
+    """Return the run's most confident mistakes; for a run without a classifier, val images spread over the classes."""
     val = val_images(contents, data)
     if val is None:
         raise UsageError(f"{contents.folder} has no stored predictions; pass the images to look at")
