@@ -104,3 +104,9 @@ def test_the_networks_of_the_papers_have_their_published_costs() -> None:
             assert int(parameters.replace(",", "")) == costs[name][0]
             assert madds == f"{costs[name][1]:.2f}"
     assert listed == set(costs)
+
+
+def test_the_summary_has_patchloom_in_its_own_column() -> None:
+    rows = [line.strip("| ").split(" | ") for line in results.summary().splitlines()[2:]]
+    assert len(rows) == len(results.measurements())
+    assert [row[0] for row in rows if len(row) != 3 or "patchloom" in row[2]] == []

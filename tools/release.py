@@ -8,7 +8,8 @@
 docs/releasing.md describes the whole release. `check` runs outside the checkout. Environments are made in .release/:
 `core` (patchloom without extras), one per extra, `runtime` (patchloom-runtime with onnxruntime) and `server`
 (deploy/Dockerfile.serve). An extra's environment installs what the extra adds and reads everything else from `core`:
-torch would otherwise be installed 17 times. `runtime` and `server` use the artifact that `export` writes.
+torch would otherwise be installed 17 times. `runtime` and `server` use the artifact that `export` writes, so they
+check `export` too.
 """
 
 import argparse
@@ -200,6 +201,8 @@ def readme_commands() -> tuple[list[str], str]:
 
 def check(only: list[str], python: str) -> None:
     wanted = set(only or ENVIRONMENTS)
+    if wanted & {"runtime", "server"}:
+        wanted.add("export")  # writes the artifact that they use
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         core = check_core(place, python)

@@ -182,11 +182,13 @@ def summary() -> str:
     """Return one row per measurement: patchloom and the others."""
     lines = ["| measured | patchloom | others |", "|---|---|---|"]
     for each in measurements():
-        own = "; ".join(_value(row, each["unit"]) for row in each["results"] if row["tool"] == "patchloom")
-        others = "; ".join(
-            f"{row['tool']}: {_value(row, each['unit'])}" for row in each["results"] if row["tool"] != "patchloom"
-        )
-        lines.append(f"| {each['title']}, {each['machine']} | {own} | {others} |")
+        own, others = [], []
+        for row in each["results"]:
+            tool, _, case = row["tool"].partition(", ")  # "patchloom" or "patchloom, one query"
+            name = case if tool == "patchloom" else row["tool"]
+            text = f"{name}: {_value(row, each['unit'])}" if name else _value(row, each["unit"])
+            (own if tool == "patchloom" else others).append(text)
+        lines.append(f"| {each['title']}, {each['machine']} | {'; '.join(own)} | {'; '.join(others)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -51,7 +51,7 @@ class AuditOptions:
 
 
 def audit(options: AuditOptions) -> None:
-    """Find likely wrong labels, conflicts, leaks and outliers, and write a page to correct them.
+    """Train several runs to find likely wrong labels, copies and outliers, and write a page to correct them.
 
     patchloom audit photos/
 

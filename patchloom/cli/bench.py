@@ -25,7 +25,9 @@ class BenchOptions:
         int | None, Option("With --batches largest: memory limit in MiB. Default: the memory of the GPU.", minimum=1)
     ] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option("Precision.")] = "float32"
-    absorb: Annotated[bool, Option("Also measure each network with its affine parts absorbed.")] = False
+    absorb: Annotated[bool, Option("Also measure each network with its affine layers merged into their neighbors.")] = (
+        False
+    )
     compiled: Annotated[bool, Option("Measure under torch.compile.", name="compile")] = False
     memory: Annotated[
         str | None,

@@ -40,7 +40,7 @@ class CalibrateOptions:
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """Fit the temperature of a classifier, and when it answers "none of these", to images it was not trained on.
+    """Make the probabilities of a classifier reliable, and choose when it answers "none of these".
 
     patchloom calibrate runs/photos --max-error 5%
 

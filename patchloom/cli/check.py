@@ -54,7 +54,7 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> None:
-    """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems.
+    """Find unreadable and odd files, duplicates, copies between splits, uneven classes. Exits with 3 if there are any.
 
     patchloom check photos/
     """

@@ -83,7 +83,7 @@ class EvaluateOptions(EvaluationOptions):
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Measure top-1 with its interval, top-5, loss, calibration and classes of a run.
+    """Measure a run on labeled data: top-1 with its interval, loss and calibration; or mIoU, mAP, BLEU …
 
     patchloom evaluate runs/photos photos/
 

@@ -18,7 +18,9 @@ class IndexOptions:
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
     out: Annotated[str, Option("Index folder. New images are added if it exists.")]
     device: Device = "auto"
-    exact: Annotated[bool, Option("Always compare queries with all files. Default: up to a million files.")] = False
+    exact: Annotated[bool, Option("Compare queries with all files. Default: approximate search beyond a million.")] = (
+        False
+    )
     prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None

@@ -16,7 +16,11 @@ TOP_RANKED = 10
 class LookOptions:
     run: Annotated[
         str,
-        Argument("Run or artifact folder, published weights such as resmlp_s12:in1k, or NAME@FILE.", complete="run"),
+        Argument(
+            "Run or artifact folder, published weights such as resmlp_s12:in1k, or NAME@FILE (a network and its "
+            "weights).",
+            complete="run",
+        ),
     ]
     images: Annotated[
         list[str] | None,
@@ -35,7 +39,7 @@ class LookOptions:
 
 
 def look(options: LookOptions) -> None:
-    """Draw predictions on images: the network's input, its classes next to the label, and the maps of its family.
+    """Draw predictions on images: the network's input, its classes next to the label, and maps of what it looked at.
 
     patchloom look runs/photos photos/test/
     """

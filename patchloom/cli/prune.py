@@ -39,7 +39,7 @@ class PruneOptions:
 
 
 def prune(options: PruneOptions) -> None:
-    """Measure accuracy against zeros and bits of the matrices A, B and C of a trained network; nothing is trained.
+    """Measure how the accuracy falls if small weights are set to zero or weights are rounded. Nothing is trained.
 
     patchloom prune runs/photos photos/
 

@@ -36,7 +36,7 @@ class SearchOptions:
     device: Device = "auto"
     exact: Annotated[bool, Option("Compare with all files, also in an index for approximate search.")] = False
     recall: Annotated[
-        int, Option("Measure the recall of an approximate search with so many of the queries.", minimum=0)
+        int, Option("Measure the recall of an approximate search with this number of the queries.", minimum=0)
     ] = 0
     as_json: Json = False
 

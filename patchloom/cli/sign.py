@@ -22,6 +22,8 @@ def sign(options: SignOptions) -> None:
     """Verify all files and sign them, in model.sig (OpenSSF model signing). Sign again after a change.
 
     patchloom sign runs/photos --key key.pem
+
+    Make a key with: openssl ecparam -name prime256v1 -genkey -noout -out key.pem
     """
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.signature import FILE

@@ -22,7 +22,7 @@ class SoupOptions:
 
 
 def soup(options: SoupOptions) -> None:
-    """Average the weights of runs of one network, as many as help on the images, and save the result as a run.
+    """Average the weights of those runs of one network that together score best, and save the result as a run.
 
     patchloom soup runs/a runs/b runs/c --data photos/ --out runs/soup
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SweepOptions:
     data: Annotated[
         list[str],
-        Argument("Datasets, each trained on separately. Quote one that has several parts.", metavar="DATA"),
+        Argument("Datasets, each trained on separately. Quote several parts of one: 'a/ b/'.", metavar="DATA"),
     ]
     grid: Annotated[
         list[str],

@@ -38,6 +38,8 @@ def train(options: TrainOptions) -> None:
     patchloom train photos/ --init in1k
 
     patchloom train photos/ --time 10m --set augment.mixup=0
+
+    photos/ has a folder of images per class. The run folder gets the weights, the metrics and report.html.
     """
     started = perf_counter()  # before torch is imported: --time includes that
     _announce(options.data_text)

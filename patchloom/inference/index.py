@@ -231,7 +231,7 @@ def search(
     model      Run of the index, if it was moved.
     device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     exact      Compare with all files, also in an index for approximate search.
-    recall     Measure the recall of an approximate search with so many of the queries.
+    recall     Measure the recall of an approximate search with this number of the queries.
     """
     opened: Any = open_index(index, model=model, device=device, images=images or ())  # one overload per kind of images
     return opened.search(

@@ -124,7 +124,8 @@ def index(
     batch     Images per batch.
     workers   Processes that read images.
     device    'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
-    exact     Always compare queries with all files. Default: up to a million files.
+    exact     Compare queries with all files. Default: approximate search beyond a million. No
+              approximate search is built.
     prune     Drop files that are gone from these folders. Files of other folders stay: their disk may only be
               unmounted.
     trunk     Use the vectors before the projector of a run that has one.

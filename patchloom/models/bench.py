@@ -49,7 +49,7 @@ def bench(
     batches    Batch sizes; the fastest is reported. 'largest': the largest that fits in memory.
     limit_mib  With --batches largest: memory limit in MiB. Default: the memory of the GPU.
     dtype      Precision. One of 'float32', 'bfloat16' or 'float16'.
-    absorb     Also measure each network with its affine parts absorbed.
+    absorb     Also measure each network with its affine layers merged into their neighbors.
     compile    Measure under torch.compile.
     seconds    Seconds per network and batch size.
     """

@@ -64,8 +64,8 @@ def predict(
     images     Image files, folders or videos; - reads paths or one image from standard input. Paths there are one per
                line or separated by NUL characters. An iterable is read lazily.
     top        Classes per image. Default: 3; of several labels, all that apply. Detectors list every object.
-    threshold  Drop classes with a lower score; an image without any is none. Of masks: those with a smaller share of
-               the pixels.
+    threshold  Drop classes with a lower score; an image that keeps none is "none". Of masks: those with a smaller
+               share of the pixels.
     csv        Write the predictions to a CSV file. It is replaced if it exists.
     parquet    Write the predictions to a parquet file. It is replaced if it exists.
     sort_into  Copy images into folders by class in this new folder. A folder is named after the first class of its

@@ -85,8 +85,8 @@ def train(
         teacher          Distill from a run, 'timm:NAME', 'torchvision:NAME' …
         init             Start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
                          'auto': downloaded weights, if any.
-        epochs           Passes over the data.
-        size             Image size in pixels.
+        epochs           Passes over the data. Default: the recipe's.
+        size             Image size in pixels. Default: the recipe's.
         batch            Images per update over all devices (translation: tokens).
         fit              Fit a named recipe to the data and this machine.
         time             Fit the whole run into 90s, 30m, 2h …, planned from a few measured steps.

@@ -214,7 +214,8 @@ def _with_training_cost(row: Tradeoff, record: RunMetadata | None) -> Tradeoff:
 
 
 def _in_words(pair: Comparison) -> str:
-    verdict = "one is better" if pair.significant else "it may be chance"
+    better = pair.first if pair.difference > 0 else pair.second
+    verdict = f"{printable(better)} is better" if pair.significant else "it may be chance"
     points = f"{pair.difference:+.2f} points ({pair.low:+.2f}…{pair.high:+.2f})".replace("-", "−")
     return f"{printable(pair.first)} against {printable(pair.second)}: {points}, p = {pair.p_value:.2g}: {verdict}"
 

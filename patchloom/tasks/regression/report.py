@@ -43,7 +43,6 @@ from patchloom_runtime.printable import plural
 WORST = 24
 POINTS = 1_000  # of a scatter chart
 CHARTED = 6  # numbers with charts of their own
-CHART_SIDE = 320  # pixels
 
 
 class RegressionReporting(Reporting):
@@ -156,14 +155,12 @@ def _residuals(report: RegressionReport) -> Markup:
         charts += [
             (
                 f"{name}: predicted and true",
-                scatter_chart(points, x_label="true", y_label="predicted", line=(1.0, 0.0), side=CHART_SIDE),
+                scatter_chart(points, x_label="true", y_label="predicted", line=(1.0, 0.0)),
                 "On the line, both are equal.",
             ),
             (
                 f"{name}: residuals",
-                scatter_chart(
-                    residuals, x_label="predicted", y_label="predicted − true", line=(0.0, 0.0), side=CHART_SIDE
-                ),
+                scatter_chart(residuals, x_label="predicted", y_label="predicted − true", line=(0.0, 0.0)),
                 "A slope or a funnel shows where the model is biased or unsure.",
             ),
             (
