@@ -152,6 +152,8 @@ class Worker:
             table = TABLES[task.table]
             variant = table.variants[task.variant].changes
             changes = {"optim.lr": task.lr, **table.base, **self.changes, **variant}
+            if changes["model.name"].startswith("timm:"):  # options of patch networks do not fit it
+                changes = {key: changes[key] for key in changes if key in variant or not key.startswith(OPTIONS)}
             if changes.get("objective.distillation", "none") in ("soft", "hard"):
                 changes["objective.teacher"] = str(self.teacher)
         share = changes.get("train_share", 1.0)
@@ -289,9 +291,11 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
         with ProcessPoolExecutor(given.workers, context, _start, arguments) as pool:
             running: dict[Future[list[dict[str, Any]]], Task] = {}
             failed: list[Task] = []
+            seconds: list[float] = []
             while True:
                 late = time.perf_counter() - begun > given.seconds
                 ready, waiting = missing(names, given)
+                print(cost_text(len(ready) + waiting, seconds, given.workers), flush=True)
                 ready = [task for task in ready if task not in (*running.values(), *failed)]
                 for task in ready[: 0 if late else given.workers - len(running)]:
                     running[pool.submit(_run, task)] = task
@@ -301,7 +305,9 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
                 for future in done:
                     task = running.pop(future)
                     try:
-                        store(given.out, task, future.result())
+                        lines = future.result()
+                        seconds.append(lines[0]["seconds"])
+                        store(given.out, task, lines)
                     except (PatchloomError, RuntimeError) as error:  # the other runs go on
                         failed.append(task)
                         print(
@@ -309,6 +315,13 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
                         )
     if left := len(ready) + waiting + len(failed):
         print(f"{left} runs are left, of which {len(failed)} failed; the same command repeats them", flush=True)
+
+
+def cost_text(runs: int, seconds: Sequence[float], workers: int) -> str:
+    """Return how many runs are missing and, once one is finished, about how long they take."""
+    if not seconds:
+        return f"{runs} runs are missing"
+    return f"{runs} runs are missing: about {runs * fmean(seconds) / workers / 60:.0f} minutes"
 
 
 def missing(names: Sequence[str], given: argparse.Namespace) -> tuple[list[Task], int]:
