@@ -309,23 +309,26 @@ TABLES["ingredients"] = Table(
 )
 
 
-SHARES = (1.0, 0.3, 0.1, 0.03)
-
-
-def data_table(base: dict[str, Any], dim: int, depth: int, patch_size: int, resnet: str, choice: str) -> Table:
-    """Return figure 2, right, at equal steps: a tenth of the images has ten times the epochs, those of warm-up too."""
+def data_networks(dim: int, depth: int, patch_size: int, resnet: str) -> dict[str, dict[str, Any]]:
+    """Return a ViT and a Mixer of one size, and a ResNet."""
     size = options(dim=dim, depth=depth, patch_size=patch_size)
-    networks = {
+    return {
         "ViT": {"model.name": "deit_s", **size, **options(heads=4)},
         "Mixer": {"model.name": "mixer_s16", **size, **options(token_dim=dim // 2, channel_dim=4 * dim)},
         "ResNet": {"model.name": resnet},
     }
+
+
+def data_table(
+    base: dict[str, Any], networks: dict[str, dict[str, Any]], shares: tuple[float, ...], choice: str
+) -> Table:
+    """Return figure 2, right, at equal steps: a tenth of the images has ten times the epochs, those of warm-up too."""
     variants = {
         f"{name}, {share:.0%}": Variant(changes | {"train_share": share, "schedule.warmup_epochs": round(1 / share)})
         for name, changes in networks.items()
-        for share in SHARES
+        for share in shares
     }
-    least = f"{SHARES[-1]:.0%}"
+    least = f"{shares[-1]:.0%}"
     claims = [
         Claim(
             f"Mixer gains more from data than {other}",
@@ -342,9 +345,11 @@ def data_table(base: dict[str, Any], dim: int, depth: int, patch_size: int, resn
     return Table("Mixer figure 2, right", base, variants, tuple(claims), choice=choice)
 
 
-TABLES["data"] = data_table(LIGHT, DIM, 12, 4, "timm:resnet18", "data")
+TABLES["data"] = data_table(LIGHT, data_networks(DIM, 12, 4, "timm:resnet18"), (1.0, 0.3, 0.1, 0.03), "data")
 # For one CPU core; timm's test_resnet has 0.4 M parameters.
-TABLES["data_small"] = data_table({**LIGHT, "optim.batch_size": 64}, 64, 4, 8, "timm:test_resnet", "data_small")
+TABLES["data_small"] = data_table(
+    {**LIGHT, "optim.batch_size": 64}, data_networks(64, 4, 8, "timm:test_resnet"), (1.0, 0.1), "data_small"
+)
 
 TABLES["patchconvnet"] = Table(
     "Thesis tables 5.7 and 5.8",
