@@ -105,7 +105,7 @@ def compare(place: str, lines: dict[str, dict[str, str]], charts: Path) -> None:
     for name, published in sorted(rows.items(), key=lambda row: -row[1][0]):
         line = lines[name]
         own, peer = (_measured(line, column) for column in SPEED.values())
-        print(f"| `{name}` | {published[0]:,} | {own} | {peer} | {published[1]:,} | {line[memory] or '–'} |")
+        print(f"| `{name}` | {published[0]:,} | {own} | {peer} | {published[1]:,} | {int(line[memory]):,} |")
     print()
     for what, column, number in (
         ("speed", "images_per_s", 0),

@@ -351,27 +351,33 @@ TABLES["data_small"] = data_table(
     {**LIGHT, "optim.batch_size": 64}, data_networks(64, 4, 8, "timm:test_resnet"), (1.0, 0.1), "data_small"
 )
 
-TABLES["patchconvnet"] = Table(
-    "Thesis tables 5.7 and 5.8",
-    {
-        "model.name": "patchconvnet_s20",
-        **LIGHT,
-        **options(dim=DIM, depth=12, stem="linear", patch_size=4, scale_init=0.1),
-    },
-    {
-        "PatchConvNet": Variant({}, 82.1),
-        "average": Variant(options(pool="average"), 81.9),
-        "4 heads": Variant(options(pool_heads=4), 81.9),
-        "a token per class": Variant(options(class_tokens="per_class"), 81.1),
-        "BatchNorm": Variant(options(norm="batch"), 82.4),
-    },
-    (
-        Claim("Attention pooling is a little better than the average", ("PatchConvNet",), ("average",)),
-        Claim("One head of the pooling is as good as several", ("PatchConvNet",), ("4 heads",), within=1.0),
-        Claim("One class token is better than one per class", ("PatchConvNet",), ("a token per class",)),
-        Claim("BatchNorm is a little better than LayerNorm", ("BatchNorm",), ("PatchConvNet",)),
-    ),
-    choice="patchconvnet",
+
+def patchconvnet_table(base: dict[str, Any], choice: str) -> Table:
+    """Return the rows of tables 5.7 and 5.8 that fit images of 32 pixels."""
+    return Table(
+        "Thesis tables 5.7 and 5.8",
+        {"model.name": "patchconvnet_s20", **LIGHT, **options(stem="linear", scale_init=0.1), **base},
+        {
+            "PatchConvNet": Variant({}, 82.1),
+            "average": Variant(options(pool="average"), 81.9),
+            "4 heads": Variant(options(pool_heads=4), 81.9),
+            "a token per class": Variant(options(class_tokens="per_class"), 81.1),
+            "BatchNorm": Variant(options(norm="batch"), 82.4),
+        },
+        (
+            Claim("Attention pooling is a little better than the average", ("PatchConvNet",), ("average",)),
+            Claim("One head of the pooling is as good as several", ("PatchConvNet",), ("4 heads",), within=1.0),
+            Claim("One class token is better than one per class", ("PatchConvNet",), ("a token per class",)),
+            Claim("BatchNorm is a little better than LayerNorm", ("BatchNorm",), ("PatchConvNet",)),
+        ),
+        choice=choice,
+    )
+
+
+TABLES["patchconvnet"] = patchconvnet_table(options(dim=DIM, depth=12, patch_size=4), "patchconvnet")
+# For one CPU core.
+TABLES["patchconvnet_small"] = patchconvnet_table(
+    {**options(dim=64, depth=4, patch_size=8), "optim.batch_size": 64}, "patchconvnet_small"
 )
 
 # One small network on a tenth of the images with many seeds: --seeds 50 --epochs 1, which is 10 epochs of them.

@@ -11,6 +11,7 @@ import pytest
 
 from patchloom.training.run import make_plan
 from patchloom_runtime.errors import UsageError
+from tests.messages import missing
 from tools import results
 
 BENCHMARKS = results.ROOT / "benchmarks"
@@ -189,8 +190,29 @@ def test_the_statistics_of_many_seeds_follow_from_the_file() -> None:
     assert [(row[1], row[-1]) for row in found] == written
 
 
-def test_every_file_of_runs_has_its_chart_in_the_docs() -> None:
-    for path in MEASURED.glob("*.csv"):
-        published = path.stem in TABLES and any(each.published for each in TABLES[path.stem].variants.values())
-        if published:
-            assert (results.ROOT / "docs" / "papers" / f"measured_{path.stem}.svg").is_file(), path.stem
+def test_the_docs_have_the_table_and_the_chart_of_every_file_of_runs(tmp_path: Path) -> None:
+    text = (results.ROOT / "docs" / "results.md").read_text("utf-8")
+    for name in TABLES:
+        if name == "seeds" or not papers.csv_of(MEASURED, name).is_file():  # fifty seeds have a table of statistics
+            continue
+        rows = papers.render(name, MEASURED, tmp_path).partition("| claim |")[0].splitlines()[4:]
+        assert missing(text, *filter(None, rows)) == [], name
+    assert charts_that_differ(tmp_path) == []
+
+
+def test_the_docs_have_the_tables_and_charts_of_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (results.ROOT / "docs" / "results.md").read_text("utf-8")
+    lines = {line["network"]: line for line in papers.read(MEASURED / "speed.csv")}
+    for place in paper_speed.PUBLISHED:
+        paper_speed.compare(place, lines, tmp_path)
+    printed = capsys.readouterr().out
+    assert missing(text, *(row for row in printed.splitlines() if row.startswith("| `"))) == []
+    assert charts_that_differ(tmp_path) == []
+
+
+def charts_that_differ(folder: Path) -> list[str]:
+    """The charts in a folder that are not those of the docs."""
+    made = {path.name: path.read_text("utf-8") for path in folder.glob("*.svg")}
+    docs = {path.name: path.read_text("utf-8") for path in (results.ROOT / "docs" / "papers").glob("*.svg")}
+    assert made
+    return [name for name, chart in made.items() if docs.get(name) != chart]
