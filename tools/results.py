@@ -312,7 +312,8 @@ def claims_of_all() -> str:
     parts = [f"Of {len(every)} claims: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.\n"]
     for verdict in VERDICTS[:-1]:
         rows = [
-            f"| {each['claim']} | [{each['place']}]({page}.md#what-was-measured-here) | {each['seeds']} | {_remark(each)} |"
+            f"| {each['claim']} | [{each['place']}]({page}.md#what-was-measured-here) "
+            f"| {each['seeds']} | {_remark(each)} |"
             for page, each in every
             if each["verdict"] == verdict
         ]
