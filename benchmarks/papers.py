@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from PIL import Image
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, normalize
 from patchloom.data.sources.python_objects import PythonData
+from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train as run_loop
 from patchloom.evaluation.agreement import token_cosines
@@ -48,6 +49,7 @@ from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.assemble import make_run, release, silent
 from patchloom.training.run import make_plan
 from patchloom_runtime.errors import NumericalError, PatchloomError, UsageError
+from patchloom_runtime.printable import plural
 
 CLASSES = 100
 HELD_OUT = 0.1  # of the training images
@@ -319,9 +321,8 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
 
 def cost_text(runs: int, seconds: Sequence[float], workers: int) -> str:
     """Return how many runs are missing and, once one is finished, about how long they take."""
-    if not seconds:
-        return f"{runs} runs are missing"
-    return f"{runs} runs are missing: about {runs * fmean(seconds) / workers / 60:.0f} minutes"
+    text = f"missing: {plural(runs, 'run')}"
+    return f"{text}, about {duration(runs * median(seconds) / workers)}" if runs and seconds else text
 
 
 def missing(names: Sequence[str], given: argparse.Namespace) -> tuple[list[Task], int]:
