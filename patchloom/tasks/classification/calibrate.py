@@ -39,6 +39,7 @@ from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions, save_predictions
 from patchloom.runs.run_metadata import RunMetadata, data_path, read_run_metadata
+from patchloom.tasks.table import check_classifies
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, nearest, with_near_options
 
@@ -162,6 +163,7 @@ def calibrate(
     if split == "train":
         raise UsageError("--split train: a network is surer of its training images than of others; use val or test")
     folder = run_folder(run)
+    check_classifies("calibrate", folder)
     classifier = load(folder, device=device)
     classifier.check_decides()
     settings.check(classifier.labels)

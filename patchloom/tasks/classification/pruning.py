@@ -27,6 +27,7 @@ from patchloom.runs.folders import write_modified_run
 from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
+from patchloom.tasks.table import check_classifies
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
@@ -178,6 +179,7 @@ def prune(
     folder = run_folder(run)
     if data is None and not saved:
         raise UsageError("pass the data to measure accuracy on, or --out to save the network")
+    check_classifies("prune", folder)
     classifier = load(folder, device=device)
     classifier.check_decides()
     classifier.calibration = RunCalibration()  # that of the trained weights does not hold for changed ones

@@ -17,6 +17,7 @@ from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.folders import refuse_taken, write_modified_run
 from patchloom.runs.predictions import Predictions
 from patchloom.tasks.classification.several_runs import Runs, runs_by_name
+from patchloom.tasks.table import check_classifies
 from patchloom_runtime.errors import UsageError, with_near_options
 
 Weights = dict[str, Tensor]
@@ -72,6 +73,8 @@ def soup(
     folders = runs_by_name(runs)
     if len(folders) < 2:
         raise UsageError("a soup needs two or more runs")
+    for folder in folders.values():
+        check_classifies("soup", folder)
     classifiers = {name: load(folder, device=device) for name, folder in folders.items()}
     _check_same(classifiers)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)

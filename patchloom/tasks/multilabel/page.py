@@ -1,10 +1,11 @@
 """The pages of a multi-label run: its report, and predictions on single images."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from markupsafe import Markup
@@ -30,7 +31,7 @@ from patchloom.tasks.images.target_vectors import inputs_with_maps, worst_galler
 from patchloom.tasks.multilabel.classifier import MultilabelClassifier
 from patchloom.tasks.multilabel.evaluation import LABELS
 from patchloom.tasks.report import ReportSettings
-from patchloom.tasks.task import ModelLoader, TaskPage
+from patchloom.tasks.task import NONE, ModelLoader, TaskPage
 from patchloom_runtime.errors import UsageError, at_least, attempted
 from patchloom_runtime.printable import plural
 
@@ -153,14 +154,16 @@ def look_at_labels(
 class LabelLook(ImageLook):
     """The predicted labels and the maps of one image; `truth` lists its labels in order."""
 
+    truth_name: ClassVar[str] = "true labels"
+
     @property
     def right(self) -> bool | None:
         """Whether exactly the labels that apply are predicted; None if they are unknown."""
-        return ", ".join(sorted(name for name, _ in self.answers)) == self.truth if self.truth else None
+        return _listed(name for name, _ in self.answers) == self.truth if self.truth else None
 
     def in_words(self) -> str:
         """Return all predicted labels."""
-        return "  ".join(f"{label} {score:.1%}" for label, score in self.answers) or "none"
+        return "  ".join(f"{label} {score:.1%}" for label, score in self.answers) or NONE
 
 
 def _label_looks(
@@ -185,7 +188,8 @@ def _val_requests(folder: Path, data: str | None, count: int) -> list[LookReques
     worst = report.worst(count)
     if not worst:
         raise UsageError(f"{folder} made no mistake on its val split; pass images to look at")
-    return [
-        LookRequest(images.where(one.index), ", ".join(sorted(one.labels)), partial(images.read, one.index))
-        for one in worst
-    ]
+    return [LookRequest(images.where(one.index), _listed(one.labels), partial(images.read, one.index)) for one in worst]
+
+
+def _listed(labels: Iterable[str]) -> str:
+    return ", ".join(sorted(labels)) or NONE

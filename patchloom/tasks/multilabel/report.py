@@ -17,6 +17,7 @@ class MultilabelReporting(Reporting):
     """mAP, F1, thresholds, and images with missing and spurious labels."""
 
     draws_looks = True
+    reading_options = ("labels", "label_column", "label_pattern")
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         return f"mAP {metrics['map']:.2f} %, micro-F1 {metrics['micro_f1']:.2f} %"

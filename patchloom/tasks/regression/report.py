@@ -16,6 +16,7 @@ class RegressionReporting(Reporting):
     """Errors, explained variance, residuals, and the images with the largest errors."""
 
     draws_looks = True
+    reading_options = ("labels", "label_column", "label_pattern")
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         error = f"MAE {metrics['mae']:.4g}" if "mae" in metrics else f"MAE {metrics['scaled_mae']:.3f} deviations"

@@ -111,7 +111,9 @@ def audit(
         find_source(unlabeled)  # raises before the runs are trained
     with scan_bar() as progress:
         checked = check(settings.data_text, reading=reading, workers=workers, progress=progress)
-    if checked.task != "classify" or len(checked.classes) < 2:
+    if checked.task != "classify":
+        raise DataError(f"{checked.name}: audit compares one class per image; these data suggest --task {checked.task}")
+    if len(checked.classes) < 2:
         raise DataError(f"{checked.name}: audit compares class labels, and these data have fewer than two classes")
     folder = _finished_folds(settings, say) if folds_run is None else Path(folds_run)
     predictions = load_out_of_fold(folder)
