@@ -101,6 +101,9 @@ def registered_settings() -> dict[str, Any]:
 
 def register_module(module: Any, name: str | None = None) -> str:
     """Keep a module, or a function that makes it, under the name that recipes and run folders use: 'module:MyNet'."""
+    if not callable(module):
+        kind = type(module).__name__
+        raise UsageError(f"model is of type {kind}; expected a name, an nn.Module, or a function that returns one")
     name = f"{MODULE}{re.sub('[^A-Za-z0-9_.-]+', '_', (name or name_of(module)).removeprefix(MODULE))}"
     _modules[name] = module
     return name
@@ -130,7 +133,9 @@ def metrics_by_name(metrics: Mapping[str, Any] | Sequence[Any] | Callable[..., A
             raise UsageError("two metrics have one name; pass them as a dict of name and function")
     for name, metric in named.items():
         if not callable(metric):
-            raise UsageError(f"the metric {name} is a {type(metric).__name__}; expected a function (outputs, targets)")
+            raise UsageError(
+                f"the metric {name} is of type {type(metric).__name__}; expected a function (outputs, targets)"
+            )
     return named
 
 

@@ -144,7 +144,7 @@ def evaluate_task(
     from patchloom.tasks.classification.several_runs import runs_by_name
 
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
-    read = ("--split", *map(spelled, READ_BY_EVERY_TASK))
+    read = ("--split", *map(spelled, (*READ_BY_EVERY_TASK, *task.report.reading_options)))
     unread = more + [option for option in options.changed_image_options() if option not in read]
     unread += [spelled(name) for name in own if name not in task.report.evaluation_options]
     unread += ["--cost"] if cost and "cost" not in task.report.evaluation_options else []

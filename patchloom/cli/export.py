@@ -122,7 +122,8 @@ def _print_page(page: "Page") -> None:
     from patchloom.cli.output import print_result
     from patchloom_runtime.printable import printable
 
-    content = "classes and a map of the evidence for each" if page.map else "classes"
+    content = "classes" if page.unit == "class" else f"{page.unit}s"
+    content += " and a map of the evidence for each" * bool(page.map)
     canvas = ", and a canvas to draw on" if page.draws else ""
     print(f"{page.size / 1e6:.1f} MB, weights in {page.weights}; it shows {content}{canvas}")
     print_result(printable(str(page.path)))

@@ -97,6 +97,8 @@ def _print_json(predictions: "PredictionStream", options: PredictOptions) -> Non
             more |= {"level": prediction.level, "reason": prediction.reason}
         elif reason := getattr(prediction, "reason", ""):
             more |= {"reason": reason}
+        if (grade := getattr(prediction, "grade", None)) is not None:
+            more |= {"grade": grade}
         json_list.add({"path": prediction.path, "answers": prediction.answers, "error": prediction.error} | more)
     json_list.close()
 

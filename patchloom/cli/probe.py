@@ -73,7 +73,7 @@ def probe(options: ProbeOptions) -> None:
     chosen = changed(options, *PROBES)
     task = task_of_runs(runs)
     if not task.whole_images:
-        raise UsageError(f"{(chosen or changed(options, 'levels') or ['--knn'])[0]} {task.refusal}")
+        raise UsageError(f"{(chosen or changed(options, 'levels') or ['probe'])[0]} {task.refusal}")
     if options.levels:
         _check_levels(options, chosen)
         from patchloom.cli.evaluation_tables import print_levels

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from patchloom.engine.state import Progress
 
 
+EVENTS = ("on_step", "on_epoch", "on_evaluation", "on_end")  # methods of a callback
+
+
 @dataclass
 class TrainingState:
     """What a callback sees."""

@@ -65,7 +65,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """Weights & Biases. Its run is named after the folder, so a resumed run continues the same one."""
+    """Weights & Biases. Its run is named after the folder; a resumed run continues the same one."""
 
     package, extra = "wandb", "wandb"
 
@@ -73,7 +73,8 @@ class WandB(Tracker):
         """Start or resume the run."""
         del resumed
         name = self.folder.resolve().name
-        self._run = import_module("wandb").init(dir=str(self.folder), name=name, id=name, resume="allow")
+        identity = f"{name}-{folder_id(self.folder)[:6]}"
+        self._run = import_module("wandb").init(dir=str(self.folder), name=name, id=identity, resume="allow")
 
     def write(self, record: Record) -> None:
         """Log the values of one record."""

@@ -21,11 +21,12 @@ class HtmlFormat(PageFormat):
         if classifier is None:
             raise UsageError("--to html writes pages of models of whole images: classes, labels or numbers")
         classifier.check_decides()
-        thresholds, scale = getattr(model, "thresholds", None), getattr(model, "scale", None)
+        thresholds, scale, neutral = (getattr(model, name, None) for name in ("thresholds", "scale", "neutral"))
         return write_classifier_page(
             classifier,
             page_path(out),
             "int8" if int8 else "fp16",
             thresholds=None if thresholds is None else thresholds.tolist(),
             scale=None if scale is None else {"mean": scale.mean.tolist(), "std": scale.std.tolist()},
+            neutral=None if neutral is None else neutral.tolist(),
         )

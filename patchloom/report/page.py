@@ -30,15 +30,28 @@ _PAGES = Environment(
 LEAST_LINKS = 4  # sections of a page from which on it has a list of them
 _SECTION = re.compile(r'<section id="([\w-]+)">\s*<h2>(.*?)</h2>', re.DOTALL)
 _SIGNED = "Red patches speak for the class, blue patches against it"
+_SIGNED_LABEL = "Red patches speak for the label, blue patches against it"
+_SIGNED_NUMBER = "Red patches raise the number, blue patches lower it"
+_LAST_LAYER = "in the last layer in which the class token attends to patches"
 # What a page says about its maps, by the kind of map (see `pictures/explanations.py`).
 ABOUT_MAPS = {
     "evidence": f"{_SIGNED}: the logit of each patch, relative to the other classes. The mean over the patches is the "
     "logit of the image.",
-    "contribution": f"{_SIGNED}, relative to the other classes: the contribution of each patch to the logit, in the "
-    "last layer in which the class token attends to patches.",
+    "contribution": f"{_SIGNED}, relative to the other classes: the contribution of each patch to the logit, "
+    f"{_LAST_LAYER}.",
     "attention": "Red patches get the most attention from the class token.",
     "share": "Red patches contribute most to the vector that images are compared by.",
     "": "The output of this network does not depend on single patches, so there is no map.",
+}
+ABOUT_LABEL_MAPS = ABOUT_MAPS | {
+    "evidence": f"{_SIGNED_LABEL}: the logit of each patch, relative to that of the label's threshold. The mean over "
+    "the patches is the logit of the image.",
+    "contribution": f"{_SIGNED_LABEL}: the contribution of each patch to the logit, {_LAST_LAYER}.",
+}
+ABOUT_NUMBER_MAPS = ABOUT_MAPS | {
+    "evidence": f"{_SIGNED_NUMBER}: the number of each patch, relative to the mean of the training images. The mean "
+    "over the patches is the number of the image.",
+    "contribution": f"{_SIGNED_NUMBER}: the contribution of each patch, {_LAST_LAYER}.",
 }
 
 

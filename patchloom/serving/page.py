@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchloom.report.page import ABOUT_MAPS, LIST_POLICY, inline_policy, page_script, render
+from patchloom.report.page import ABOUT_LABEL_MAPS, ABOUT_MAPS, LIST_POLICY, inline_policy, page_script, render
 from patchloom.report.pictures.overlays import class_color, palette
 from patchloom.serving.app import App, Handler
 from patchloom.serving.schema import page_paths
@@ -129,7 +129,7 @@ def page_response(
 def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the model that the page's script needs."""
     facts: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "several", "levels", "level")}
-    facts["about"] = ABOUT_MAPS
+    facts["about"] = ABOUT_LABEL_MAPS if about["several"] else ABOUT_MAPS
     if "segment" in about["verbs"]:
         facts["colours"] = palette(min(256, len(about["labels"]))).tolist()
     if "detect" in about["verbs"]:
@@ -165,15 +165,17 @@ def _about_map(about: Mapping[str, Any]) -> str:
     """Return the text in place of a map."""
     if "explain" in about["verbs"]:
         return ""
-    if about["several"]:
-        return "Maps of single labels: patchloom look RUN IMAGE."
+    if "regress" in about["verbs"]:
+        return "" if about["is_artifact"] else "Maps of the numbers: patchloom look RUN IMAGE."
     return _NO_MAP if about["is_artifact"] else ABOUT_MAPS[""]
 
 
 def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = []
     if about["labels"] and ("predict" in about["verbs"] or "embed" not in about["verbs"]):
-        facts.append(("classes", f"{len(about['labels']):,}"))
+        facts.append(("labels" if about["several"] else "classes", f"{len(about['labels']):,}"))
+    if "regress" in about["verbs"]:
+        facts.append(("numbers", f"{len(about['labels']):,}"))
     if about["languages"]:
         facts.append(("languages", " → ".join(about["languages"])))
     if about["files"] is not None:

@@ -12,8 +12,9 @@ from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.specs import join_specs
 from patchloom.data.trees.archive import archive_stem
+from patchloom.engine.callbacks import EVENTS
 from patchloom.options import share_of
-from patchloom.plugins import MODULE, SEVERAL, identity, metrics_by_name, module_named
+from patchloom.plugins import MODULE, SEVERAL, identity, metrics_by_name, module_named, name_of
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
@@ -177,7 +178,10 @@ def check_parts(settings: TrainingSettings, task: Task) -> None:
     for kind in ("transform", "batch_transform", "loss", "optimizer"):
         part = getattr(settings, kind)
         if part is not None and not callable(part):
-            raise UsageError(f"{kind} is a {type(part).__name__}; expected a function")
+            raise UsageError(f"{kind} is of type {type(part).__name__}; expected a function")
+    for callback in settings.callbacks:
+        if not any(hasattr(callback, event) for event in EVENTS):
+            raise UsageError(f"the callback {name_of(callback)} has no method {', '.join(EVENTS)}; define at least one")
 
 
 def chosen_folder(

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -117,7 +117,8 @@ class PredictionStream:
         self._sort_into = None if sort_into is None else Path(sort_into)
         self._check_outputs()
         by_index = {"index": index, "level": level, "neighbors": neighbors}
-        self._model, self._task = _open_model(os.fspath(run), by_index, tta, out, device)
+        by_score = {"--top": top, "--threshold": threshold, "--sort-into": sort_into}
+        self._model, self._task = _open_model(os.fspath(run), by_index, by_score, tta, out, device)
         self._threshold = threshold
         keywords: dict[str, Any] = {**by_index, "out": out, "tta": tta or None}
         if option := self._task.model.threshold_option:
@@ -287,12 +288,20 @@ def _drop_pixels(prediction: Any) -> Any:
 
 
 def _open_model(
-    run: str, by_index: dict[str, Any], tta: bool, out: str | os.PathLike[str] | None, device: str
+    run: str,
+    by_index: Mapping[str, Any],
+    by_score: Mapping[str, Any],
+    tta: bool,
+    out: str | os.PathLike[str] | None,
+    device: str,
 ) -> "tuple[Any, Task]":
     """Open a run or an artifact; return it with its task. Raise UsageError for options that it does not have."""
     folder, task, is_exported = _find_model(run)
     if out is not None and not task.model.writes_files:
         raise UsageError(f"--out {task.refusal}")
+    scored = [option for option, value in by_score.items() if value is not None]
+    if scored and not task.model.scores_classes:
+        raise UsageError(f"{scored[0]} {task.refusal}")
     chosen = [f"--{name}" for name, value in by_index.items() if value is not None]
     if (others := chosen + ["--tta"] * tta) and not task.whole_images:
         raise UsageError(f"{others[0]} {task.refusal}")

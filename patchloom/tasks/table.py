@@ -41,6 +41,13 @@ def task_of_run(folder: Path) -> Task:
     return TASKS[name]
 
 
+def check_classifies(verb: str, folder: Path) -> None:
+    """Raise UsageError if a run predicts something else than a class or a vector per image."""
+    task = task_of_run(folder)
+    if not task.whole_images:
+        raise UsageError(f"{verb} is for runs with one class per image; {folder} is a run of the task {task.name}")
+
+
 def _task_of_old_run(folder: Path, config: dict[str, Any]) -> str:
     """Return the task of a run whose config.json does not name it: by its recipe, else by the end of its network."""
     if recipe := read_recipe(folder):

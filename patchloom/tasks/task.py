@@ -234,6 +234,7 @@ class ModelLoader(TaskPart, ABC):
 
     writes_files: ClassVar[bool] = False  # whether `predict --out` writes files
     most_answers: ClassVar[int | None] = 3  # per image, unless `top` is passed; None: all that apply
+    scores_classes: ClassVar[bool] = True  # whether answers are classes with scores, for --top and --threshold
     threshold_option: ClassVar[str] = ""  # keyword of `predict_files` for the lowest score; '' if it has none
 
     @abstractmethod
@@ -308,6 +309,7 @@ class Reporting(TaskPart, ABC):
 
     draws_looks: ClassVar[bool] = False  # whether the task has its own `look`
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # options of `patchloom evaluate` that `evaluate` takes
+    reading_options: ClassVar[tuple[str, ...]] = ()  # fields of `Reading` that it heeds besides those of every task
 
     @abstractmethod
     def metrics_text(self, metrics: Mapping[str, float]) -> str:

@@ -154,3 +154,26 @@ def test_corrected_labels_are_split_like_others(data: Path, tmp_path: Path) -> N
     splits = open_data(data, reading=Reading(corrections=file, val="held-out"))
     everything = [*splits.train.labels.tolist(), *splits.val.labels.tolist()]
     assert sorted(everything) == [0] * 9 + [1] * 7
+
+
+def labeled_file(folder: Path, head: str, rows: list[str]) -> Path:
+    folder.mkdir()
+    for number, row in enumerate(rows):
+        Image.new("RGB", (8, 8), (9 * number, 20, 30)).save(folder / f"{number}.png")
+        rows[number] = f"{number}.png,{row}"
+    (folder / "labels.csv").write_text("\n".join([f"path,{head}", *rows]))
+    return folder
+
+
+def test_several_labels_and_numbers_stay_with_their_images(tmp_path: Path) -> None:
+    file = written(tmp_path, "1.png,drop\n2.png,relabel,sea\n")
+    tags = labeled_file(tmp_path / "tags", "tags", ["sky|sea", "sky", "sky|sand", "sand|sea", "", "sea|sky"])
+    train = find_source(tags, reading=Reading(corrections=file)).train
+    found = {Path(train.images.key(row)).stem: set(train.labels_of(at)) for at, row in enumerate(train.rows.tolist())}
+    assert found == {"0": {"sky", "sea"}, "2": {"sea"}, "3": {"sand", "sea"}, "4": set(), "5": {"sea", "sky"}}
+    heights = labeled_file(tmp_path / "heights", "height", ["0.5", "1.5", "2.5", "3.5"])
+    dropped = written(tmp_path, "1.png,drop\n")
+    train = find_source(heights, reading=Reading(corrections=dropped)).train
+    assert [train.labels_of(at) for at in range(3)] == [["height 0.5"], ["height 2.5"], ["height 3.5"]]
+    with refused(DataError, "line 1", "numbers"):
+        find_source(heights, reading=Reading(corrections=written(tmp_path, "1.png,relabel,2.5\n")))

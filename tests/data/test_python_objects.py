@@ -140,6 +140,30 @@ def test_a_table_has_splits_and_a_chosen_column(files: list[str]) -> None:
         find_source(table, reading=patchloom.Reading(label_column="kinds"))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "values"),
+    [
+        ([1, 0, None], [True, False, True], "labels", [[1, 1], [0, 0], [np.nan, 1]]),
+        ([1.5, 2, None], [3, 4, 5], "numbers", [[1.5, 3], [2, 4], [np.nan, 5]]),
+        (["cat", "dog", None], ["wet", None, "wet"], "labels", [[1, 0, 1], [0, 1, 0], [0, 0, 1]]),
+        ([1, 2, 3], ["a", "b", "c"], None, None),
+    ],
+)
+def test_several_columns_of_a_table(first: Any, second: Any, kind: Any, values: Any, files: list[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"path": files[:3], "first": first, "second": second, "third": [1, 2, 3]})
+    reading = patchloom.Reading(label_column="first, second")
+    if kind is None:
+        with refused(UsageError, "first", "second"):
+            find_source(table, reading=reading)
+        return
+    train = find_source(table, reading=reading).train
+    assert (train.targets.kind, len(train.names)) == (kind, len(values[0]))
+    assert np.array_equal(train.targets.values, np.array(values, np.float32), equal_nan=True)
+    with refused(UsageError, "fourth"):
+        find_source(table, reading=patchloom.Reading(label_column="first,fourth"))
+
+
 def test_the_targets_that_a_dataset_lists_are_used_if_its_items_confirm_them() -> None:
     listed, wrong = Numbered(targets=LABELS.tolist()), Numbered(targets=(LABELS + 1).tolist())
     assert find_source(listed).train.labels.tolist() == find_source(wrong).train.labels.tolist() == LABELS.tolist()
@@ -170,6 +194,7 @@ def test_a_random_dataset_is_noted_and_keeps_its_name() -> None:
     [
         ((PIXELS, LABELS[:-1]), (COUNT, COUNT - 1)),
         ([], ("no data",)),
+        ((PIXELS,), ("tuple", "(images, targets)")),
         ([("a.jpg", 1), "b.jpg"], ("(image, target)",)),
         ({"train": (PIXELS, LABELS), "dev": (PIXELS, LABELS)}, ("dev", "val")),
         ({"val": (PIXELS, LABELS)}, ("train",)),

@@ -190,7 +190,12 @@ def test_a_tracker_gets_the_values_of_every_record(tracker: str, tmp_path: Path,
         assert options[0]["name"] == options[1]["name"]
         assert [each["resume"] for each in options] == ["never", "allow"]
     elif tracker == "wandb":
-        assert [(each["id"], each["resume"]) for each in options] == [("photos", "allow")] * 2
+        assert [(each["name"], each["resume"]) for each in options] == [("photos", "allow")] * 2
+        other = open_records(tmp_path / "other" / "photos", trackers=[tracker])
+        other.begin(0)
+        other.close()
+        first, second, third = (run["options"]["id"] for run in stand_ins.runs)
+        assert first == second != third  # a folder of the same name is another run
 
 
 @pytest.mark.parametrize("moment", ["begin", "write", "close"])

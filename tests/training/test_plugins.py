@@ -317,6 +317,8 @@ def test_transforms_of_a_batch() -> None:
         ({"loss": nn.NLLLoss(), "set": {"augment.mixup": 0.5}}, ("NLLLoss", "augment.mixup")),
         ({"optimizer": len}, ("optimizer", "int")),
         ({"metrics": [1]}, ("metric", "int")),
+        ({"callbacks": [object()]}, ("object", "on_epoch")),
+        ({"model": 3}, ("model", "int", "nn.Module")),
         ({"select": "f1"}, ("f1", "top1")),
         ({"loss": penalized, "recipe": "dino_small_images", "set": TINY, "model": "resmlp_s12"}, ("loss", "embedding")),
     ],

@@ -183,7 +183,10 @@ def _only(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int:
             return columns[0]
         if columns:
             names = shortened(", ".join(table.columns[i] for i in columns))
-            raise UsageError(f"{table.title}: the classes could be in any of {names}; choose with --label-column")
+            raise UsageError(
+                f"{table.title}: the labels could be in any of {names}; choose one with --label-column, or several "
+                "with commas"
+            )
     raise UsageError(
         f"{table.title}: the first line is {table.first_line!r}; expected a column of labels next to the paths "
         f"(column {table.name(table.paths)})"

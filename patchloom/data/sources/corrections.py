@@ -24,8 +24,10 @@ import numpy as np
 from patchloom.data.datasets import Listing, Source, name_some
 from patchloom.data.labels.similar_names import canonical
 from patchloom.data.reading import PathText
+from patchloom.data.targets import ImageTargets
 from patchloom.disk import atomic_write
 from patchloom_runtime.errors import DataError, UsageError, nearest, shortened
+from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural, printable, table_cell
 from patchloom_runtime.untrusted import read_plain
 
@@ -86,7 +88,12 @@ def correct(source: Source, file: Path) -> Source:
     corrections = read_corrections(file)
     classes = {canonical(name): name for listing in source.listings.values() for name in listing.names}
     known = {form: name for plain, name in classes.items() for form in (plain, table_cell(plain))}
+    has_numbers = source.train.targets is not None and source.train.targets.kind == "numbers"
     for one in corrections.values():
+        if one.action == "relabel" and has_numbers:
+            raise _wrong(
+                file, one.line, f"{source.name} has numbers; a corrections file can drop an image, not change it"
+            )
         if one.action == "relabel" and canonical(one.label) not in known:
             hint = nearest(one.label, list(classes)) or f" The classes are {name_some(sorted(classes))}"
             raise _wrong(file, one.line, f"{source.name} has no class {one.label!r}.{hint}")
@@ -114,7 +121,7 @@ def _corrected(
 ) -> Listing:
     """Return a corrected listing, and add the paths of its images to `used`. `known` maps plain names to classes."""
     labels, remaining = listing.labels.copy(), np.ones(len(listing), dtype=bool)
-    names = list(listing.names)
+    names, targets = list(listing.names), listing.targets
     for position in range(len(listing)) if corrections else ():
         path = next((name for name in _names(listing, position) if name in corrections), None)
         if path is None:
@@ -127,8 +134,17 @@ def _corrected(
             name = known[canonical(correction.label)]
             own = next((one for one in names if canonical(one) == canonical(name)), name)
             names += [own] if own not in names else []
-            labels[position] = names.index(own)
-    return replace(listing, rows=listing.rows[remaining], labels=labels[remaining], names=tuple(names))
+            labels[position] = names.index(own) if listing.is_classified else UNLABELED
+            targets = targets and _with_only(targets, position, own)
+    return replace(listing, labels=labels, names=tuple(names), targets=targets).subset(remaining)
+
+
+def _with_only(targets: ImageTargets, position: int, label: str) -> ImageTargets:
+    """Return labels of which only one applies to the image at a position."""
+    named = targets.named(tuple(dict.fromkeys((*targets.names, label))))
+    values = named.values.copy()
+    values[position] = np.arange(len(named.names)) == named.names.index(label)
+    return replace(named, values=values)
 
 
 def listed_names(key: str, where: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -184,6 +184,10 @@ class Examples:
     def listing(self, label_column: str | None = None) -> Listing:
         """Return the images with the classes of their targets."""
         rows = np.arange(len(self.images))
+        names = [name.strip() for name in label_column.split(",")] if label_column else []
+        if len(names) > 1 and label_column not in self.columns:
+            targets = self._of_columns(list(dict.fromkeys(str(self._label_column(name)) for name in names)))
+            return Listing(self.images, rows, np.full(len(rows), UNLABELED), targets.names, targets=targets)
         column = self._label_column(label_column)
         if column is None:
             return Listing(self.images, rows, np.full(len(rows), UNLABELED), ())
@@ -191,6 +195,20 @@ class Examples:
         if (targets := self._targets(values, column or "target")) is not None:
             return Listing(self.images, rows, np.full(len(rows), UNLABELED), targets.names, targets=targets)
         return Listing(self.images, rows, *_classes(values, self.images, self.class_names))
+
+    def _of_columns(self, names: Sequence[str]) -> ImageTargets:
+        """Return labels in columns of 0 and 1 or of words, or numbers."""
+        columns = {name: self.columns[name] for name in names}
+        known = {value for values in columns.values() for value in values if value is not None}
+        if all(isinstance(value, str) for value in known):
+            cells = zip(*columns.values(), strict=True)
+            return labels_of_lists([[cell for cell in row if cell is not None] for row in cells], self.name)
+        if not all(isinstance(value, int | float) for value in known):
+            raise UsageError(
+                f"{self.name}: label_column {','.join(names)}; expected columns of one kind: 0 and 1, words or numbers"
+            )
+        numbers = numbers_of_columns(columns, self.name)
+        return replace(numbers, kind="labels") if known <= {0, 1} else numbers
 
     def _targets(self, values: Sequence[Any], column: str) -> ImageTargets | None:
         """Return several labels or numbers per image; None for classes."""
@@ -244,11 +262,11 @@ def examples_of(data: Any) -> Examples:
         return Examples("arrays", ObjectImages(_array(data), "arrays"), {})
     if isinstance(data, tuple) and len(data) == 2 and (_is_array(data[0]) or isinstance(data[0], list)):
         return _of_columns(*data, "arrays")
-    if isinstance(data, list | tuple):
+    if isinstance(data, list | tuple) and not any(map(_is_batch, data)):
         return _of_list(data, "list")
     if kind == "DataLoader":
         raise UsageError("the data are a DataLoader, which patchloom makes itself; pass its dataset")
-    if isinstance(data, Items) and not isinstance(data, Mapping):
+    if isinstance(data, Items) and not isinstance(data, Mapping | list | tuple):
         return _of_dataset(data, kind)
     lacks = " without __len__ and __getitem__, which training reads by position" if _is_dataset(data) else ""
     raise UsageError(f"the data are of type {kind}{lacks}; expected {_ACCEPTED}")

@@ -1,6 +1,6 @@
 // The page: images in, predictions and maps out. Other scripts can call `patchloom.classify(blob)`.
 const patchloom = (() => {
-  const { program, modules, preprocessing, classes, calibration, thresholds, scale, grid, signed, drawing } = JSON.parse(by("described").textContent)
+  const { program, modules, preprocessing, classes, calibration, thresholds, scale, neutral, grid, signed, drawing } = JSON.parse(by("described").textContent)
   const SHOWN = 5
 
   // The model, in a worker if the browser allows one ---------------------------------------------------------
@@ -55,12 +55,12 @@ const patchloom = (() => {
   // Maps --------------------------------------------------------------------------------------------------------
 
   // Evidence for a class at each patch. Signed maps are relative to the mean of all classes, since only differences of
-  // logits matter.
+  // their logits matter, or to what is neutral for a label or number.
   function mapOf(answer, chosen) {
     const many = classes.length
     return Float32Array.from({ length: grid[0] * grid[1] }, (_, place) => {
       const row = answer.map.subarray(place * many, (place + 1) * many)
-      return signed ? row[chosen] - row.reduce((a, b) => a + b, 0) / many : row[chosen]
+      return signed ? row[chosen] - (neutral ? neutral[chosen] : row.reduce((a, b) => a + b, 0) / many) : row[chosen]
     })
   }
 
@@ -111,7 +111,8 @@ const patchloom = (() => {
 
   function row(answer, number) {
     const share = scale ? undefined : answer.probabilities[number]
-    return choice({ value: number, name: classes[number], text: figure(answer, number), share, checked: number === chosen, choose: () => choose(number) })
+    const below = thresholds !== null && share < thresholds[number] ? `, below ${percent(thresholds[number])}` : ""
+    return choice({ value: number, name: classes[number], text: figure(answer, number) + below, share, checked: number === chosen, choose: () => choose(number) })
   }
 
   function showMap() {
@@ -131,7 +132,7 @@ const patchloom = (() => {
   function show(picture) {
     current = picture
     const { answer, name } = picture, order = ordered(answer)
-    chosen = order[0]
+    chosen = predicted(answer)[0] ?? order[0]
     const reason = abstained(answer)
     by("best").replaceChildren(...reason ? ["None of these", " ", made("small", { textContent: reason })] : headline(answer))
     by("rows").replaceChildren(...order.slice(0, Math.max(SHOWN, predicted(answer).length)).map(number => row(answer, number)))

@@ -20,7 +20,7 @@ from patchloom.exporters.single_page.networks import PageOutput, write_network
 from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.network import absorb
-from patchloom.report.page import ABOUT_MAPS, page_script, write_page
+from patchloom.report.page import ABOUT_LABEL_MAPS, ABOUT_MAPS, ABOUT_NUMBER_MAPS, page_script, write_page
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import UsageError, nearest, with_near_options
 from patchloom_runtime.printable import printable
@@ -28,6 +28,7 @@ from patchloom_runtime.printable import printable
 _HERE = Path(__file__).parent
 _MODEL_SCRIPTS = ("interpreter.js", "images.js", "serve.js")  # run in a worker
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box")  # FILTERS of images.js
+_ABOUT = {"class": ABOUT_MAPS, "label": ABOUT_LABEL_MAPS, "number": ABOUT_NUMBER_MAPS}
 _NO_FEED_FORWARD = " It leaves out the feed-forward layer that follows."
 
 
@@ -38,6 +39,7 @@ class Page:
     path: Path
     size: int  # bytes
     weights: Weights
+    unit: str  # what it predicts: "class", "label" or "number"
     map: str  # "evidence", "contribution", "attention", or "" for none
     draws: bool  # whether the page has a canvas to draw on
 
@@ -75,12 +77,14 @@ def write_classifier_page(
     *,
     thresholds: Sequence[float] | None = None,
     scale: Mapping[str, Sequence[float]] | None = None,
+    neutral: Sequence[float] | None = None,
 ) -> Page:
     """Write the page of a loaded classifier.
 
     With `thresholds`, it predicts every label whose score reaches its own. With `scale`, the mean and std of numbers,
-    it predicts numbers instead of classes.
+    it predicts numbers instead of classes. Both have `neutral` outputs, which speak neither for nor against them.
     """
+    unit = "number" if scale is not None else "label" if thresholds is not None else "class"
     preprocessing = classifier.preprocessing
     if preprocessing.interpolation not in _INTERPOLATIONS:
         known = ", ".join(_INTERPOLATIONS)
@@ -91,17 +95,20 @@ def write_classifier_page(
         path,
         "single_page.html.j2",
         title=_title(classifier),
-        facts=_facts(classifier, program, "class" if scale is None else "number"),
-        unit="class" if scale is None else "number",
-        about_map=ABOUT_MAPS[output.kind] + (_NO_FEED_FORWARD if output.kind == "contribution" else ""),
+        facts=_facts(classifier, program, unit),
+        unit=unit,
+        about_map=_ABOUT[unit][output.kind] + (_NO_FEED_FORWARD if output.kind == "contribution" else ""),
         has_map=output.map is not None,
         drawing=drawing,
         model_script=Markup("\n".join((_HERE / name).read_text("utf-8") for name in _MODEL_SCRIPTS)),
         page_script=Markup(page_script("picture_page.js") + (_HERE / "page.js").read_text("utf-8")),
-        described=_as_json(described(classifier, program, image, output, drawing, thresholds, scale)),
+        described=_as_json(
+            described(classifier, program, image, output, drawing)
+            | {"thresholds": thresholds, "scale": scale, "neutral": neutral}
+        ),
         weights=Markup(program.encoded()),
     )
-    return Page(path, path.stat().st_size, weights, output.kind, drawing is not None)
+    return Page(path, path.stat().st_size, weights, unit, output.kind, drawing is not None)
 
 
 def described(
@@ -110,10 +117,8 @@ def described(
     image: Value,
     output: PageOutput,
     drawing: Drawing | None,
-    thresholds: Sequence[float] | None = None,
-    scale: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that the scripts read, except the weights."""
+    """Return what the scripts read of a classifier of one class per image, except the weights."""
     preprocessing, rules = classifier.preprocessing, classifier.calibration.rules
     ends = {"image": image.number, "logits": output.logits.number, "map": output.map.number if output.map else None}
     modules = [("WebAssembly, fused", kernels(fused=True)), ("WebAssembly", kernels(fused=False))]
@@ -134,8 +139,9 @@ def described(
             "threshold": rules.promise.threshold if rules.promise else 0,
             "negatives": [number for number, name in enumerate(classifier.labels) if name in rules.negatives],
         },
-        "thresholds": thresholds,
-        "scale": scale,
+        "thresholds": None,
+        "scale": None,
+        "neutral": None,
         "grid": output.grid,
         "signed": output.kind != "attention",
         "drawing": {"ink": drawing.ink, "fills": drawing.fills} if drawing else None,
@@ -161,7 +167,7 @@ def _facts(classifier: Classifier, program: PageProgram, unit: str) -> list[tupl
     # A promise that was tested together with a distance rule does not hold without it, and a page has none.
     promise = None if rules.distance else rules.promise
     return [
-        (f"{unit}s" if unit == "number" else "classes", f"{len(classifier.labels):,}"),
+        ("classes" if unit == "class" else f"{unit}s", f"{len(classifier.labels):,}"),
         ("sees", f"{height} × {width} pixels"),
         ("weights", f"{program.weights}, {millions:.1f} MB"),
         *([("promise", f"wrong on at most {100 * promise.max_error:g} % of its answers")] if promise else []),

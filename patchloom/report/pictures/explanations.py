@@ -6,7 +6,8 @@ contribution  if a class token attends to patches: the contribution of each patc
 attention     if each class has its own token, or there are no classes: the attention weights of the token.
 share         if there are no classes and the vector is the average of patches: the contribution of each patch to it.
 
-The first two are relative to the mean of all classes, since a logit has a meaning only relative to the others.
+The first two are relative to the mean of all classes, since a logit has a meaning only relative to the others. Labels
+and numbers do not compete: their maps are relative to outputs that speak neither for nor against them, `neutral`.
 """
 
 from collections.abc import Iterator
@@ -43,23 +44,27 @@ def map_kind(network: Network) -> str:
     return "contribution" if network.has_class_attention or _class_blocks(network) else ""
 
 
-def class_map(network: Network, images: Tensor, classes: Tensor) -> Tensor:
+def class_map(network: Network, images: Tensor, classes: Tensor, neutral: Tensor | None = None) -> Tensor:
     """Return the maps (B, h, w) of class numbers `classes` (B,) for normalized images (B, channels, H, W).
 
-    The numbers are ignored if the network has no classes.
+    The numbers are ignored if the network has no classes; `neutral` (K,) is for outputs that do not compete.
     """
     kind, rows = map_kind(network), torch.arange(len(images))
     if kind == "evidence":
-        logits = class_evidence(network, images)
-        return logits[rows, classes] - logits.mean(dim=1)
+        return relative(class_evidence(network, images), neutral)[rows, classes]
     if kind == "contribution":
-        return _contribution(network, images, classes)
+        return _contribution(network, images, classes, compete=neutral is None)
     if kind == "attention":
         tokens = class_attention(network, images)[-1].weights.mean(dim=1)  # (B, T, h, w)
         return tokens[rows, classes if network.has_token_per_class else 0]
     if kind == "share":
         return vector_share(network, images)
     raise UsageError(f"the output of {network.config.name} does not depend on single patches, so there is no map")
+
+
+def relative(logits: Tensor, neutral: Tensor | None = None) -> Tensor:
+    """Return the logits (B, K, h, w) of patches relative to the mean of all classes, or to `neutral` (K,)."""
+    return logits - (logits.mean(dim=1, keepdim=True) if neutral is None else neutral[:, None, None].to(logits))
 
 
 def strengths(maps: Tensor, kind: str, likeliest: Tensor | None = None) -> Tensor:
@@ -74,11 +79,11 @@ def strengths(maps: Tensor, kind: str, likeliest: Tensor | None = None) -> Tenso
     return (maps - low) / (high - low).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
-def _contribution(network: Network, images: Tensor, classes: Tensor) -> Tensor:
+def _contribution(network: Network, images: Tensor, classes: Tensor, *, compete: bool) -> Tensor:
     with in_eval_mode(network), torch.enable_grad(), _frozen(network), _recording_values(network) as values:
         logits = network.head(network.features(images)).float()
-        relative = logits[torch.arange(len(images)), classes] - logits.mean(dim=1)
-        gradients = torch.autograd.grad(relative.sum(), values)
+        explained = logits[torch.arange(len(images)), classes] - (logits.mean(dim=1) if compete else 0)
+        gradients = torch.autograd.grad(explained.sum(), values)
     products = [value * gradient for value, gradient in zip(values, gradients, strict=True)]
     contributions = torch.stack([product.sum(dim=-1) for product in products]).sum(dim=0)  # (B, N)
     grid = grid_of(network, images, contributions.shape[1])

@@ -1,8 +1,8 @@
 """`look`: the input, prediction and attention maps of a network for single images."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from patchloom.report.pictures.attention import (
     has_share,
     vector_share,
 )
+from patchloom.report.pictures.explanations import relative
 from patchloom.report.pictures.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
 from patchloom.report.pictures.sheets import GAP, PAGE, SheetCell, SheetRow, displayed, grid_sheet, numbers, sheet
 from patchloom.runs.calibration import RunCalibration
@@ -43,6 +44,11 @@ MAX_LOOKS = 20  # in a notebook, which stores their images
 LAYER_NAMES_WIDTH = 110  # pixels
 
 
+def class_text(name: str, share: float) -> str:
+    """Return a class with its probability; the colon separates names that are numbers."""
+    return f"{name}: {100 * share:.0f} %"
+
+
 @dataclass(frozen=True, eq=False)
 class NetworkInputs:
     """Images as a network sees them, and its outputs."""
@@ -50,22 +56,29 @@ class NetworkInputs:
     network: Network  # at the size of the images
     input_images: list[Image.Image]  # resized and cropped
     images: Tensor  # (N, channels, H, W), normalized
-    probabilities: np.ndarray  # (N, classes); no columns if the network has no classifier
+    probabilities: np.ndarray  # (N, classes), or scores of labels, or numbers; no columns without a classifier
     vectors: Tensor  # (N, C), the input of the classifier, float32 on the CPU
     calibration: RunCalibration  # of the probabilities, with the rules by which the model abstains
+    neutral: Tensor | None = None  # (K,), see `explanations`: for labels and numbers, which do not compete
+    caption: Callable[[str, float], str] = class_text  # of the map of a class, with its value
+    ranked: bool = True  # whether the classes with maps are those with the largest values; otherwise the first ones
 
     def at(self, places: Sequence[int]) -> "NetworkInputs":
         """Return some of the images."""
         chosen = list(places)
         crops = [self.input_images[place] for place in chosen]
-        return NetworkInputs(
-            self.network,
-            crops,
-            self.images[chosen],
-            self.probabilities[chosen],
-            self.vectors[chosen],
-            self.calibration,
+        return replace(
+            self,
+            input_images=crops,
+            images=self.images[chosen],
+            probabilities=self.probabilities[chosen],
+            vectors=self.vectors[chosen],
         )
+
+    def mapped(self, values: np.ndarray) -> list[int]:
+        """Return the classes with a map of their own, given the values (K,) of one image."""
+        order = np.argsort(-values, kind="stable") if self.ranked else np.arange(len(values))
+        return [int(number) for number in order[:MAPPED_CLASSES]]
 
     @torch.no_grad()
     def abstained(self, names: Sequence[str]) -> list[str]:
@@ -93,6 +106,7 @@ class ImageLook:
     maps: list[SheetCell]  # attention and evidence over the image, each with a caption
     truth: str = ""  # true class, if known
     abstained: str = ""  # why the model does not answer; empty if it does
+    truth_name: ClassVar[str] = "true class"
 
     @property
     def seen(self) -> Image.Image:
@@ -126,6 +140,7 @@ class ImageLook:
             "name": name,
             "detail": detail,
             "truth": self.truth,
+            "truth_name": self.truth_name,
             "right": self.right,
             "abstained": self.abstained,
             "seen": data_uri(displayed(self.input_image, CARD_SIDE)),
@@ -249,11 +264,6 @@ def head_sheet(inputs: NetworkInputs, *, count: int | None = None) -> Image.Imag
     return grid_sheet(["", *(f"head {head}" for head in range(1, heads + 1))], rows)
 
 
-def class_text(name: str, share: float) -> str:
-    """Return a class with its probability; the colon separates names that are numbers."""
-    return f"{name}: {100 * share:.0f} %"
-
-
 def names_of(network: Network, class_names: Sequence[str]) -> Sequence[str]:
     """Return the class names, or numbered names if there are none."""
     classes = network.config.num_classes
@@ -273,11 +283,11 @@ def _maps(inputs: NetworkInputs, names: Sequence[str]) -> list[list[SheetCell]]:
     if network.has_class_attention:
         _add_class_attention(maps, inputs, names)
     if has_evidence(network):
-        evidence = numbers(class_evidence(network, inputs.images), "the logits")
-        for cells, image, logits, shares in zip(maps, inputs.input_images, evidence, inputs.probabilities, strict=True):
-            relative = logits - logits.mean(axis=0)  # a logit has a meaning only relative to the other classes
-            for i in np.argsort(-shares, kind="stable")[:MAPPED_CLASSES]:
-                cells.append(SheetCell(evidence_overlay(image, relative[i]), f"for {class_text(names[i], shares[i])}"))
+        evidence = numbers(relative(class_evidence(network, inputs.images), inputs.neutral), "the logits")
+        for cells, image, logits, values in zip(maps, inputs.input_images, evidence, inputs.probabilities, strict=True):
+            for i in inputs.mapped(values):
+                caption = f"for {inputs.caption(names[i], values[i])}"
+                cells.append(SheetCell(evidence_overlay(image, logits[i]), caption))
     if has_share(network):
         _add_attention(maps, inputs, vector_share(network, inputs.images), "contribution to the vector")
     return maps
@@ -294,9 +304,10 @@ def _add_class_attention(maps: list[list[SheetCell]], inputs: NetworkInputs, nam
         if not inputs.network.has_token_per_class:
             _add_attention(maps, inputs, weights[:, 0], layer.layer)
             continue
-        for cells, image, tokens, shares in zip(maps, inputs.input_images, weights, inputs.probabilities, strict=True):
-            for i in np.argsort(-shares, kind="stable")[:MAPPED_CLASSES]:
-                cells.append(SheetCell(attention_overlay(image, numbers(tokens[i])), class_text(names[i], shares[i])))
+        for cells, image, tokens, values in zip(maps, inputs.input_images, weights, inputs.probabilities, strict=True):
+            for i in inputs.mapped(values):
+                caption = inputs.caption(names[i], values[i])
+                cells.append(SheetCell(attention_overlay(image, numbers(tokens[i])), caption))
 
 
 def _add_attention(maps: list[list[SheetCell]], inputs: NetworkInputs, attention: Tensor, name: str) -> None:

@@ -30,7 +30,7 @@ from patchloom.evaluation.calibration import (
     parts_of,
 )
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.inference.classifier import Classifier, load
+from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import EvaluationData, embed_on, evaluate_on
 from patchloom.options import share_of
@@ -39,6 +39,7 @@ from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions, save_predictions
 from patchloom.runs.run_metadata import RunMetadata, data_path, read_run_metadata
+from patchloom.tasks.classification.several_runs import load_deciding
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, nearest, with_near_options
 
@@ -168,8 +169,7 @@ def calibrate(
     if split == "train":
         raise UsageError("--split train: a network is surer of its training images than of others; use val or test")
     folder = run_folder(run)
-    classifier = load(folder, device=device)
-    classifier.check_decides()
+    classifier = load_deciding("calibrate", folder, device)
     settings.check(classifier.labels)
     record = read_run_metadata(folder)
     evaluation = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading, progress=progress)

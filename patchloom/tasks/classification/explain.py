@@ -1,6 +1,8 @@
 """The verb `explain` of a served classifier or multi-label model: a map of the evidence for a class."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,13 +42,15 @@ def explain(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> li
 def explain_labels(model: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the labels that apply to images, and a map of the evidence for one label each.
 
-    Without a label in the options, it is the one with the highest score, even if none applies.
+    Without a label in the options, it is the one with the highest score of those that apply, or of all if none does.
     """
     _check_label(options["label"], model.labels)
     inputs = network_inputs(model.model, model.preprocessing, list(images), model.classifier.calibration)
+    inputs = replace(inputs, neutral=model.neutral)
     scores = model.scores_of(inputs.images)
     answers = [model.answers(row, options["top"]) for row in scores]
-    return _explained(inputs, model.labels, scores, answers, [each.abstained for each in answers], options["label"])
+    order = scores + (scores >= model.thresholds)
+    return _explained(inputs, model.labels, order, answers, [each.abstained for each in answers], options["label"])
 
 
 def _check_label(label: str | None, names: list[str] | tuple[str, ...]) -> None:
@@ -69,8 +73,9 @@ def _explained(
     likeliest = torch.from_numpy(scores.argmax(axis=1)) if names else torch.zeros(count, dtype=torch.int64)
     chosen = likeliest if label is None else torch.full_like(likeliest, list(names).index(label))
     kind = map_kind(inputs.network)
-    best = class_map(inputs.network, inputs.images, likeliest)
-    maps = best if torch.equal(chosen, likeliest) else class_map(inputs.network, inputs.images, chosen)
+    of_classes = partial(class_map, inputs.network, inputs.images, neutral=inputs.neutral)
+    best = of_classes(likeliest)
+    maps = best if torch.equal(chosen, likeliest) else of_classes(chosen)
     scaled = numbers(strengths(maps, kind, best), "the map").round(3)
     return [
         {

@@ -15,7 +15,7 @@ from torch import Tensor
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
-from patchloom.inference.classifier import Classifier, load
+from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluation_methods import EvaluationSettings
 from patchloom.inference.evaluations import Evaluation, EvaluationData, evaluate_on
 from patchloom.layers.matrices import LETTERS, Matrix, matrices_of, prune_, quantized
@@ -27,6 +27,7 @@ from patchloom.runs.folders import write_modified_run
 from patchloom.runs.locate import run_folder
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
+from patchloom.tasks.classification.several_runs import load_deciding
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
@@ -178,8 +179,7 @@ def prune(
     folder = run_folder(run)
     if data is None and not saved:
         raise UsageError("pass the data to measure accuracy on, or --out to save the network")
-    classifier = load(folder, device=device)
-    classifier.check_decides()
+    classifier = load_deciding("prune", folder, device)
     classifier.calibration = RunCalibration()  # that of the trained weights does not hold for changed ones
     every = matrices_of(classifier.model, letters)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)

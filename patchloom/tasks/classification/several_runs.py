@@ -11,7 +11,7 @@ from patchloom.data.sources.specs import Data
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison
 from patchloom.evaluation.comparison import compare as compare_reports
-from patchloom.inference.classifier import load
+from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import (
     NOT_OF_PROBES,
     EvaluationKeywords,
@@ -39,6 +39,7 @@ from patchloom.tasks.classification.seeds import (
     spread_by_epoch,
     spreads,
 )
+from patchloom.tasks.table import check_classifies
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
@@ -236,6 +237,14 @@ def _evaluate_run(
     classifier = open_exported_classifier(folder) if is_artifact(folder) else load(folder, device=device)
     classifier.check_decides()
     return evaluate_on(classifier, data.open(classifier), settings, heads=heads)
+
+
+def load_deciding(verb: str, folder: Path, device: str) -> Classifier:
+    """Load the classifier of a run; raise UsageError if the run predicts no class per image."""
+    check_classifies(verb, folder)
+    classifier = load(folder, device=device)
+    classifier.check_decides()
+    return classifier
 
 
 def runs_by_name(runs: Runs) -> dict[str, Path]:

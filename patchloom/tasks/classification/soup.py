@@ -16,7 +16,7 @@ from patchloom.inference.evaluations import EvaluationData, evaluate_on
 from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.folders import refuse_taken, write_modified_run
 from patchloom.runs.predictions import Predictions
-from patchloom.tasks.classification.several_runs import Runs, runs_by_name
+from patchloom.tasks.classification.several_runs import Runs, load_deciding, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
 
 Weights = dict[str, Tensor]
@@ -72,7 +72,7 @@ def soup(
     folders = runs_by_name(runs)
     if len(folders) < 2:
         raise UsageError("a soup needs two or more runs")
-    classifiers = {name: load(folder, device=device) for name, folder in folders.items()}
+    classifiers = {name: load_deciding("soup", folder, device) for name, folder in folders.items()}
     _check_same(classifiers)
     settings = EvaluationSettings(split=split, batch=batch, workers=workers, reading=reading)
     for each in classifiers.values():
@@ -118,7 +118,6 @@ def _top1(classifier: Classifier, images: LabeledImages, settings: EvaluationSet
 def _check_same(classifiers: dict[str, Classifier]) -> None:
     """Raise UsageError if runs differ in network, classes or preprocessing, so that their weights have no mean."""
     (name, first), *others = classifiers.items()
-    first.check_decides()
     shapes = {key: tensor.shape for key, tensor in first.model.state_dict().items()}
     for other, each in others:
         differs = {

@@ -184,13 +184,15 @@ def worst_gallery(images: ImageSet | None, mistakes: Iterable[tuple[int, str]], 
 
 
 def inputs_with_maps(
-    model: Any, images: Sequence[Image.Image], probabilities: np.ndarray | None = None
+    model: Any, images: Sequence[Image.Image], values: np.ndarray, **settings: Any
 ) -> list[tuple[Image.Image, list[Any]]]:
-    """Return each image as the network sees it and the maps of its most likely values; an artifact has no maps."""
+    """Return each image as the network sees it and the maps of some of its values (N, K); an artifact has no maps.
+
+    The model has `neutral`; `settings` are further fields of `NetworkInputs`.
+    """
     if not isinstance(model.model, Network):
         transform = model.classifier.transform()
         return [(Image.fromarray(transform(image)), []) for image in images]
     inputs = network_inputs(model.model, model.preprocessing, images)
-    if probabilities is not None:
-        inputs = replace(inputs, probabilities=probabilities)
+    inputs = replace(inputs, probabilities=values, neutral=model.neutral, **settings)
     return [(one.input_image, one.maps) for one in looks(inputs, model.labels)]

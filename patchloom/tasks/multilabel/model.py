@@ -45,6 +45,12 @@ class MultilabelClassifier:
         """Device of the network."""
         return self.classifier.device
 
+    @property
+    def neutral(self) -> Tensor:
+        """Logits (K,) of an image whose scores are the thresholds."""
+        logits = torch.special.logit(torch.as_tensor(self.thresholds, dtype=torch.float32), eps=1e-6)
+        return logits * self.classifier.calibration.rules.temperature
+
     @with_near_options
     def predict(self, images: ImagesLike, *, top: int | None = None, threshold: float | None = None) -> Any:
         """Return the labels that apply with their scores, highest first: one list for one image, else one per image.

@@ -1,11 +1,11 @@
 """The results of a multi-label classifier in words, pages and tables."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from markupsafe import Markup
@@ -31,7 +31,7 @@ from patchloom.tasks.images.target_vectors import inputs_with_maps, worst_galler
 from patchloom.tasks.multilabel.evaluation import LABELS, evaluate_runs
 from patchloom.tasks.multilabel.model import MultilabelClassifier
 from patchloom.tasks.report import ReportSettings
-from patchloom.tasks.task import Reporting, Scores, TaskPage
+from patchloom.tasks.task import NONE, Reporting, Scores, TaskPage
 from patchloom_runtime.errors import UsageError, at_least, attempted
 from patchloom_runtime.printable import plural
 
@@ -42,6 +42,7 @@ class MultilabelReporting(Reporting):
     """mAP, F1, thresholds, and images with missing and spurious labels."""
 
     draws_looks = True
+    reading_options = ("labels", "label_column", "label_pattern")
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         return f"mAP {metrics['map']:.2f} %, micro-F1 {metrics['micro_f1']:.2f} %"
@@ -173,14 +174,16 @@ def _percent(value: float) -> str:
 class LabelLook(ImageLook):
     """The predicted labels and the maps of one image; `truth` lists its labels in order."""
 
+    truth_name: ClassVar[str] = "true labels"
+
     @property
     def right(self) -> bool | None:
         """Whether exactly the labels that apply are predicted; None if they are unknown."""
-        return ", ".join(sorted(name for name, _ in self.answers)) == self.truth if self.truth else None
+        return _listed(name for name, _ in self.answers) == self.truth if self.truth else None
 
     def in_words(self) -> str:
         """Return all predicted labels."""
-        return "  ".join(f"{label} {score:.1%}" for label, score in self.answers) or "none"
+        return "  ".join(f"{label} {score:.1%}" for label, score in self.answers) or NONE
 
 
 def _label_looks(
@@ -205,7 +208,8 @@ def _val_requests(folder: Path, data: str | None, count: int) -> list[LookReques
     worst = report.worst(count)
     if not worst:
         raise UsageError(f"{folder} made no mistake on its val split; pass images to look at")
-    return [
-        LookRequest(images.where(one.index), ", ".join(sorted(one.labels)), partial(images.read, one.index))
-        for one in worst
-    ]
+    return [LookRequest(images.where(one.index), _listed(one.labels), partial(images.read, one.index)) for one in worst]
+
+
+def _listed(labels: Iterable[str]) -> str:
+    return ", ".join(sorted(labels)) or NONE

@@ -25,7 +25,7 @@ class MultilabelServing(Serving):
             ClassifierServing.endpoints["explain"],
             summary="The evidence for a label at each place of images",
             options=(
-                EndpointOption("label", str, None, "The label (default: the one with the highest score).", most=1_000),
+                EndpointOption("label", str, None, "The label (default: the best that applies).", most=1_000),
                 EndpointOption("top", int, MOST_RESULTS, "Largest number of labels in the result.", 1, MOST_RESULTS),
             ),
         ),

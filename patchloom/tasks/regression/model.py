@@ -3,12 +3,14 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.inference.classifier import Classifier, NamedPixels, Prediction, load
@@ -25,6 +27,11 @@ from patchloom_runtime.images.inputs import ImagesLike, is_single_image
 from patchloom_runtime.printable import printable
 
 
+def number_text(name: str, number: float) -> str:
+    """Return a number with its name."""
+    return f"{name} {number:.4g}"
+
+
 @dataclass(frozen=True, repr=False)
 class NumberPrediction(Prediction):
     """The predicted numbers of one image file: `answers` holds (name, number) pairs."""
@@ -33,7 +40,7 @@ class NumberPrediction(Prediction):
 
     def in_words(self) -> str:
         """Return the numbers with their names."""
-        numbers = "  ".join(f"{name} {number:.4g}" for name, number in self.answers)
+        numbers = "  ".join(starmap(number_text, self.answers))
         return numbers if self.grade is None else f"{self.answers[0][0]} {self.grade:g}  ({self.answers[0][1]:.2f})"
 
     def __repr__(self) -> str:
@@ -56,6 +63,11 @@ class Regressor:
     def device(self) -> torch.device:
         """Device of the network."""
         return self.classifier.device
+
+    @property
+    def neutral(self) -> Tensor:
+        """Outputs (K,) of an image with the mean numbers of the training images."""
+        return torch.zeros(len(self.labels))
 
     @with_near_options
     def predict(self, images: ImagesLike) -> Any:
@@ -102,6 +114,7 @@ class RegressorLoader(ModelLoader):
     """Models that predict numbers."""
 
     most_answers = None
+    scores_classes = False
 
     def load_network(self, folder: Path) -> Network:
         return load_network(folder)[0]
@@ -123,10 +136,11 @@ class RegressorLoader(ModelLoader):
 
     def columns(self, answers: int) -> dict[str, type]:
         del answers
-        return {"path": str, "label": str, "number": float, "reason": str, "error": str}
+        return {"path": str, "label": str, "number": float, "grade": float, "reason": str, "error": str}
 
     def rows(self, prediction: Any, answers: int) -> list[dict[str, Any]]:
-        """Return one row per number; `label` is its name."""
+        """Return one row per number; `label` is its name, `grade` the nearest grade of an ordinal label."""
         del answers
-        rows = [{"path": prediction.path, "label": name, "number": number} for name, number in prediction.answers]
+        shared = {"path": prediction.path, "grade": getattr(prediction, "grade", None)}
+        rows = [{**shared, "label": name, "number": number} for name, number in prediction.answers]
         return rows or [{"path": prediction.path, "label": None}]

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from markupsafe import Markup
@@ -34,7 +35,7 @@ from patchloom.tasks.images.look_page import (
 )
 from patchloom.tasks.images.target_vectors import inputs_with_maps, worst_gallery
 from patchloom.tasks.regression.evaluation import NUMBERS, evaluate_runs
-from patchloom.tasks.regression.model import Regressor
+from patchloom.tasks.regression.model import Regressor, number_text
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.task import Reporting, Scores, TaskPage
 from patchloom_runtime.errors import at_least
@@ -49,6 +50,7 @@ class RegressionReporting(Reporting):
     """Errors, explained variance, residuals, and the images with the largest errors."""
 
     draws_looks = True
+    reading_options = ("labels", "label_column", "label_pattern")
 
     def metrics_text(self, metrics: Mapping[str, float]) -> str:
         error = f"MAE {metrics['mae']:.4g}" if "mae" in metrics else f"MAE {metrics['scaled_mae']:.3f} deviations"
@@ -186,6 +188,8 @@ def _in_words(report: RegressionReport, row: int) -> str:
 class NumberLook(ImageLook):
     """The predicted numbers and the maps of one image; `truth` is the text of its true numbers."""
 
+    truth_name: ClassVar[str] = "true"
+
     @property
     def right(self) -> bool | None:
         """Return None: a number is not right or wrong."""
@@ -193,7 +197,7 @@ class NumberLook(ImageLook):
 
     def in_words(self) -> str:
         """Return the numbers."""
-        return "  ".join(f"{name} {number:.4g}" for name, number in self.answers)
+        return ", ".join(starmap(number_text, self.answers))
 
     def card(self, name: str = "", detail: str = "") -> dict[str, Any]:
         """Return the values of a page's template; numbers are text instead of bars."""
@@ -202,9 +206,10 @@ class NumberLook(ImageLook):
 
 def _number_looks(model: Regressor, images: Sequence[Image.Image], truths: Sequence[str]) -> list[NumberLook]:
     numbers = model.numbers(images)
+    drawn = inputs_with_maps(model, images, numbers, caption=number_text, ranked=False)
     return [
         NumberLook(seen, list(zip(model.labels, row.tolist(), strict=True)), maps, truth)
-        for row, (seen, maps), truth in zip(numbers, inputs_with_maps(model, images), truths, strict=True)
+        for row, (seen, maps), truth in zip(numbers, drawn, truths, strict=True)
     ]
 
 
@@ -212,7 +217,12 @@ def _val_requests(folder: Path, data: str | None, count: int) -> list[LookReques
     """Return the val images with the largest errors."""
     report, images = NUMBERS.kept_val(folder, data)
     return [
-        LookRequest(images.where(index), _in_words(report, row), partial(images.read, index))
+        LookRequest(images.where(index), _true_numbers(report, row), partial(images.read, index))
         for row in report.worst(count)
         for index in [int(report.index[row])]
     ]
+
+
+def _true_numbers(report: RegressionReport, row: int) -> str:
+    pairs = zip(report.scale.names, report.targets[row].tolist(), strict=True)
+    return ", ".join(number_text(name, true) for name, true in pairs if not np.isnan(true))

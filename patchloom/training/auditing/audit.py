@@ -109,7 +109,8 @@ def audit(
     with scan_bar() as progress:
         checked = check(settings.data_text, reading=reading, workers=workers, progress=progress)
     if checked.task != "classify" or len(checked.classes) < 2:
-        raise DataError(f"{checked.name}: audit compares class labels, and these data have fewer than two classes")
+        has = f"suggest --task {checked.task} and have {plural(len(checked.classes), 'class')}"
+        raise DataError(f"{checked.name}: audit compares one class per image, of two or more; these data {has}")
     folder = _finished_folds(settings, say) if folds_run is None else Path(folds_run)
     predictions = load_out_of_fold(folder)
     report = make_report(settings.data_text, folder, predictions, checked, _reviewed(reading))

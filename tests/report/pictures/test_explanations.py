@@ -66,6 +66,17 @@ def test_maps_are_those_that_look_draws() -> None:
     assert torch.equal(class_map(network, images(network), classes), vector_share(network, images(network)))
 
 
+@pytest.mark.parametrize("name", ["resmlp_s12", "deit_s"])
+def test_outputs_that_do_not_compete_are_compared_with_what_is_neutral(name: str) -> None:
+    network, only = small(name, num_classes=1), torch.tensor([0])
+    x, neutral = images(network, 1), torch.tensor([0.25])
+    assert class_map(network, x, only).abs().max() < 1e-6  # relative to itself, which says nothing
+    found = class_map(network, x, only, neutral)
+    assert found.std() > 1e-4
+    if map_kind(network) == "evidence":
+        torch.testing.assert_close(found.mean(), network(x)[0, 0].detach() - 0.25)
+
+
 def test_a_contribution_is_the_change_of_the_logit_without_the_patch() -> None:
     """Compare with finite differences in each patch's value, to first order."""
     network: Any = small("deit_s").double()

@@ -1,5 +1,7 @@
 """Whole runs with several labels per image: every command, exact resume, one process or two."""
 
+import base64
+import io
 import json
 import os
 import re
@@ -24,9 +26,10 @@ from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
 from patchloom.tasks.multilabel.evaluation import LABELS
+from patchloom.tasks.multilabel.page import look_at_labels
 from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.tasks.table import task_named
+from patchloom.tasks.table import TASKS, task_named
 from patchloom.training.run import make_plan, run_training
 from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
@@ -71,6 +74,10 @@ def run(data) -> Path:
     run_training(settings(data, folder, changes={"augment.mixup": 0.5}), say=printed.append)
     (data.parent / "printed.txt").write_text("\n".join(printed))
     return folder
+
+
+def reply_image(reply) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(reply["seen"]))).convert("RGB")
 
 
 def command(*arguments, capsys, monkeypatch) -> str:
@@ -176,10 +183,38 @@ def test_evaluate_compare_report_look_and_verify(run, data, tmp_path, capsys, mo
     assert "true: " in command("look", run, "--page", tmp_path / "look.html", **printing)
     assert (tmp_path / "look.html").is_file()
     assert "12 files" in command("verify", run, **printing)
+    named = command("evaluate", run, data, "--label-column", "tags", "--json", "--device", "cpu", **printing)
+    assert json.loads(named)["run"] == again
     monkeypatch.setattr(sys, "argv", ["patchloom", "evaluate", str(run), str(data), "--level", "x"])
     with pytest.raises(SystemExit):
         cli.main()
     assert "--level" in capsys.readouterr().err
+
+
+def test_what_is_for_one_class_per_image_is_refused(run, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="multilabel"):
+        patchloom.calibrate(run)
+    with pytest.raises(UsageError, match="multilabel"):
+        patchloom.prune(str(run), data)
+    with pytest.raises(UsageError, match="multilabel"):
+        patchloom.soup([run, shutil.copytree(run, tmp_path / "other")], data, out=str(tmp_path / "soup"))
+    with pytest.raises(DataError, match="multilabel"):
+        patchloom.audit(str(data), say=str)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_looks_name_the_true_labels_and_images_without_any(data, tmp_path):
+    bare = shutil.copytree(data, tmp_path / "bare")
+    rows = [line.split(",")[0] for line in (bare / "labels.csv").read_text().splitlines()[1:]]
+    tags = {name: "" if place % 2 else "blue|red" for place, name in enumerate(rows)}
+    (bare / "labels.csv").write_text("path,tags\n" + "\n".join(f"{name},{tags[name]}" for name in rows))
+    run_training(settings(bare, tmp_path / "run", epochs=1))
+    named = look_at_labels(TASKS["multilabel"].model, tmp_path / "run", out=tmp_path / "look.html").looks
+    truths = {Path(name).name: look.truth for name, _, look in named}
+    assert truths == {name: "blue, red" if tags[name] else "none" for name in truths}
+    assert "none" in truths.values()
+    assert not any(look.right for _, _, look in named)
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
@@ -209,7 +244,8 @@ def test_the_single_page_and_the_server_have_the_thresholds(run, data, tmp_path)
     patchloom.export(str(run), str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text()
     model = patchloom.load(run, device="cpu")
-    assert json.dumps(model.thresholds.tolist(), separators=(",", ":")) in text
+    for values in (model.thresholds, model.neutral):
+        assert json.dumps(values.tolist(), separators=(",", ":")) in text
     verbs = served_verbs(ServedModel(task_named("multilabel"), model))
     files = [Image.open(file).convert("RGB") for file in sorted(data.glob("*.png"))[:3]]
     replies = verbs["predict"].run(files, {"top": 1000})
@@ -219,7 +255,11 @@ def test_the_single_page_and_the_server_have_the_thresholds(run, data, tmp_path)
         assert [(each["label"], each["probability"]) for each in reply["answers"]] == [
             (name, pytest.approx(score, abs=1e-5)) for name, score in one
         ]
-        assert reply["label"] == model.labels[scores.argmax()]
+        assert reply["label"] == (one[0][0] if one else model.labels[scores.argmax()])
+        for label, score, threshold in zip(model.labels, scores, model.thresholds, strict=True):
+            (of_label,) = verbs["explain"].run([reply_image(reply)], {"top": 1, "label": label})
+            if abs(score - threshold) > 0.01:
+                assert (np.mean(of_label["map"]) > 0) == (score > threshold)
     maps = []
     for label in model.labels:
         (reply,) = verbs["explain"].run(files[:1], {"top": 1, "label": label})

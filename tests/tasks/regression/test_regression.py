@@ -17,6 +17,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.engine import loop
+from patchloom.report.pictures.explanations import class_map
+from patchloom.report.pictures.look import network_inputs
 from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.regression.model import Regressor
@@ -110,7 +112,40 @@ def test_report_and_look(place, typed, tmp_path) -> None:
     done = typed("look", place / "run", place / "data" / "02.png", "--page", tmp_path / "look.html")
     assert done.code == 0
     assert "light" in (tmp_path / "look.html").read_text()
-    assert typed("look", place / "run", "--page", tmp_path / "worst.html").code == 0
+    done = typed("look", place / "run", "--page", tmp_path / "worst.html")
+    assert done.code == 0
+    first = Path(done.output.split()[0]).name
+    with open(place / "data" / "labels.csv", newline="") as file:
+        (row,) = (row for row in csv.DictReader(file) if row["path"] == first)
+    assert f"(true: light {float(row['light']):.4g}" in done.output
+
+
+def test_maps_are_relative_to_the_mean_of_training(place, tmp_path) -> None:
+    data = write_images(tmp_path / "data", ("light",), lambda b: (b / 10,))
+    train(data, tmp_path / "one", label_column="light", task="regress", epochs=2)
+    for run in (tmp_path / "one", place / "run"):
+        model = patchloom.load(run, device="cpu")
+        image = Image.open(place / "data" / "07.png").convert("RGB")
+        inputs = network_inputs(model.model, model.preprocessing, [image])
+        for number, name in enumerate(model.labels):
+            found = class_map(model.model, inputs.images, torch.tensor([number]), model.neutral)
+            predicted = float(found.mean()) * model.scale.std[number] + model.scale.mean[number]
+            assert predicted == pytest.approx(dict(model.predict(image))[name], rel=1e-4)
+            assert found.std() > 0
+
+
+@pytest.mark.parametrize("option", [{"top": 1}, {"threshold": 0.5}, {"sort_into": "sorted"}])
+def test_numbers_have_no_classes_to_choose(option, place) -> None:
+    with pytest.raises(UsageError, match=f"--{next(iter(option)).replace('_', '-')} .*numbers"):
+        patchloom.predict(place / "run", [place / "data" / "02.png"], **option)
+
+
+def test_the_columns_of_other_data_are_chosen(place, typed, tmp_path) -> None:
+    data = write_images(tmp_path / "data", ("light", "dark", "weight"), lambda b: (b / 10, 30 - b / 10, 1.5))
+    done = typed("evaluate", place / "run", data, "--label-column", "light,dark", "--json")
+    assert done.code == 0, done.errors
+    assert set(json.loads(done.output)["run"]["numbers"]) == {"light", "dark"}
+    assert typed("evaluate", place / "run", data, "--json").code == 2
 
 
 def test_runs_are_compared_on_the_same_images(place, typed, tmp_path) -> None:
@@ -221,6 +256,11 @@ def test_an_ordinal_label_is_rounded_to_its_grades(tmp_path, typed) -> None:
     assert result.metrics["exact"] > 30
     done = typed("predict", tmp_path / "run", tmp_path / "data" / "00.png")
     assert "stars 1" in done.output
+    typed("predict", tmp_path / "run", tmp_path / "data" / "00.png", "--csv", tmp_path / "stars.csv")
+    with open(tmp_path / "stars.csv", newline="") as file:
+        assert [row["grade"] for row in csv.DictReader(file)] == ["1"]
+    done = typed("predict", tmp_path / "run", tmp_path / "data" / "00.png", "--json")
+    assert json.loads(done.output)[0]["grade"] == 1
     assert read_scale(tmp_path / "run", ("stars",)).grades == (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
