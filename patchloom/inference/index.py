@@ -16,9 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchloom.data.buckets.mirror import Mirror
 from patchloom.data.datasets import ImageSet
 from patchloom.data.labels.taxonomy import level_named
 from patchloom.data.sources.labeled_files import list_labeled
+from patchloom.data.sources.specs import is_url
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import embed_files, embed_images
 from patchloom.inference.index_files import FILE, IndexMetadata, StoredVectors, read_about
@@ -174,7 +176,7 @@ class Index:
 def open_index(
     folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto", images: Paths = ()
 ) -> Index:
-    """Open the index in `folder`; `model` is the path of its run, if that has moved.
+    """Open the index in `folder`, which may be in a bucket; `model` is the path of its run, if that has moved.
 
     Images of hits are shown only if their files are in the folders `images`, because an index from somebody else can
     name any file of this machine.
@@ -184,18 +186,17 @@ def open_index(
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)} (--images) does not exist; pass the folder of the images")
-    about = read_about(Path(folder))
+    folder = Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
+    about = read_about(folder)
     source = model or about.model
-    if model is None and is_on_hub(source):
-        raise UsageError(
-            f"{folder} was made by {source}, a repository of the Hugging Face hub. To download it, pass "
-            f"--model {source}"
-        )
+    if model is None and (is_on_hub(source) or is_url(source)):
+        where = "in a bucket" if is_url(source) else "a repository of the Hugging Face hub"
+        raise UsageError(f"{folder} was made by {source}, {where}. To download it, pass --model {source}")
     if model is None and not is_downloaded(source):
         raise UsageError(f"{folder} was made by {source}, which no longer exists. Pass its new path: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
-    check_model(about, classifier, Path(folder), source)
-    return Index(Path(folder), about, classifier, images)
+    check_model(about, classifier, folder, source)
+    return Index(folder, about, classifier, images)
 
 
 @with_near_options

@@ -5,6 +5,7 @@
                        that is shown; whether a search is exact; the parts with their checksums
     part-00000.npy     (rows, dimension) float32 unit vectors
     part-00000.json    path, label, size in bytes and modification time of the file of each row
+    part-train-000000-….npy  the same for the images of a shard (`shard_parts`)
     lists-00000.faiss  beyond a million files: codes of the vectors of the first parts, in lists (`approximate_search`)
     lists-00000.npy    the smallest cosine between the centroid of each list and its members
 
@@ -228,9 +229,8 @@ def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> 
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
 
-def write_part(folder: Path, number: int, vectors: np.ndarray, rows: Sequence[IndexRow]) -> IndexPart:
+def write_part(folder: Path, name: str, vectors: np.ndarray, rows: Sequence[IndexRow]) -> IndexPart:
     """Write both files of a part; they take effect once `index.json` names them."""
-    name = f"part-{number:05d}"
     packed = io.BytesIO()
     np.save(packed, vectors, allow_pickle=False)
     listed = json.dumps(rows).encode()  # ASCII, so that names that are not UTF-8 survive

@@ -150,7 +150,7 @@ class Mirror:
         except ExistsError:
             existing = remote_file(url)
             if existing.size != status.st_size or existing.read(0, existing.size) != content:
-                raise UsageError(
+                raise ExistsError(
                     f"{printable(url)} exists with other content and is not replaced: another machine writes this "
                     "folder, or it holds something else. Choose another --out."
                 ) from None
