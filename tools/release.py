@@ -31,6 +31,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = {
     "parquet": "pyarrow",
     "buckets": "obstore",
+    "ray": "ray",
     "stream": "datasets",
     "digits": "sklearn",
     "faiss": "faiss",

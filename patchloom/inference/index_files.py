@@ -20,7 +20,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -273,6 +273,16 @@ class StoredVectors:
             rows, valid = self.rows_of(part), part.valid_rows()
             files |= {int(i): rows[valid[at]] for i, at in zip(chosen.tolist(), inside.tolist(), strict=True)}
         return [files[i] for i in range(len(positions))]
+
+    def positions_of(self, wanted: Callable[[IndexRow], bool]) -> Tensor:
+        """Return the positions of the wanted files, increasing."""
+        positions: list[int] = []
+        start = 0
+        for part in self.about.parts:
+            rows = self.rows_of(part)
+            positions += [start + place for place, at in enumerate(part.valid_rows().tolist()) if wanted(rows[at])]
+            start += len(part)
+        return torch.tensor(positions, dtype=torch.int64)
 
     def labels(self) -> list[str]:
         """Return the label of every file, in order; '' for none."""

@@ -20,7 +20,7 @@ def embed_on_ray(job: ShardJob, shards: Sequence[AnyFile], progress: Progress | 
     ray = _import_ray()
     starts = not ray.is_initialized()
     if starts:
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, logging_level="error")
     gpus = 1 if job.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES)(_embed)
     records: dict[Any, ShardRecord] = {}

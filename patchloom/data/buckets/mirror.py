@@ -53,7 +53,9 @@ class Mirror:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         if self.url.startswith("http"):
-            raise UsageError(f"{printable(url)}: a web server has no folders to write or list; use s3://, gs:// or az://")
+            raise UsageError(
+                f"{printable(url)}: a web server has no folders to write or list; use s3://, gs:// or az://"
+            )
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         self._home = Path(cache, "patchloom", "folders", hashlib.blake2b(self.url.encode(), digest_size=10).hexdigest())
         self.folder = self._home / plain_name(self.url.rpartition("/")[2], Path(self.url))
