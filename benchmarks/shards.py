@@ -3,11 +3,11 @@
     pip install webdataset litdata ministack
     python benchmarks/shards.py --pictures imagenette160-train.parquet --workers 2 --batch 64 --rounds 5
 
-patchloom and WebDataset read the same shards; litdata reads chunks that it made of the same JPEGs. All crop at random to
+patchloom and WebDataset read the same shards; litdata reads chunks made of the same JPEGs. All crop at random to
 224 pixels, flip, and end with normalised float32 batches in the main process. "+ our transform" is WebDataset with
 patchloom's decoding and transform, so that only the reading differs. Each side runs in processes of its own, one per
 round, in turn; an epoch that starts workers and fills caches comes before the one that is measured. The server
-(MiniStack) is on this machine and takes its part of the cores. patchloom reads it without its cache and with it, litdata
+(MiniStack) is on this machine and takes its part of the cores. patchloom reads it with and without its cache, litdata
 with the cache that it always has, WebDataset has none. Memory is that of the main process and its workers, shared
 pages counted once (PSS), without the page cache.
 """
