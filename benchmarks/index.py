@@ -67,7 +67,7 @@ def build() -> dict[str, float]:
         # Each part from its own seed: all of them at once would be the peak.
         some = vectors(min(options.part, options.count - begin), number)
         rows = [IndexRow(f"/photos/{begin + i:09d}.jpg", "", 0, 0) for i in range(len(some))]
-        parts.append(write_part(options.folder, number, some.numpy(), rows))
+        parts.append(write_part(options.folder, f"part-{number:05d}", some.numpy(), rows))
     write_about(options.folder, IndexMetadata("random", "", {}, options.dim, parts=tuple(parts)))
     return {"written_s": time.perf_counter() - start}
 

@@ -32,6 +32,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = {
     "parquet": "pyarrow",
     "buckets": "obstore",
+    "ray": "ray",
     "stream": "datasets",
     "digits": "sklearn",
     "faiss": "faiss",

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from patchloom.cli.options import Batch, Device, DryRun, Json, OmitFields, Trunk, Workers, keywords
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.options import Argument, Option
+from patchloom.options import HARDWARE, Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.inference.index_build import BuildSummary
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class IndexOptions:
     model: Annotated[str, Argument("Run folder, resmlp_s12:in1k, or hub:user/name.", metavar="RUN", complete="run")]
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
-    out: Annotated[str, Option("Index folder. New images are added if it exists.")]
+    out: Annotated[str, Option("Index folder, or address in a bucket. New images are added if it exists.")]
     device: Device = "auto"
     exact: Annotated[bool, Option("Compare queries with all files. Default: approximate search beyond a million.")] = (
         False
@@ -28,6 +28,9 @@ class IndexOptions:
         str | None, Option("Embed one of several shares of the files, such as 3/8, for --join.", metavar="I/N")
     ] = None
     join: Annotated[bool, Option("Join the shares that were made with --part.")] = False
+    engine: Annotated[Literal["local", "ray"], Option("ray embeds tar shards on a Ray cluster.", panel=HARDWARE)] = (
+        "local"
+    )
     dry_run: DryRun = False
     reading: Annotated[
         Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "exclude", "corrections", "val"))

@@ -20,6 +20,8 @@ class SearchOptions:
     top: Annotated[int, Option("Files per query.")] = 10
     skip_self: Annotated[bool, Option("Leave out the query's own file.")] = False
     level: Annotated[str | None, Option("Level of the labels, fine for the finest. Default: the index's.")] = None
+    label: Annotated[list[str] | None, Option("Search only files with this label, at --level. Repeatable.")] = None
+    folder: Annotated[list[str] | None, Option("Search only files in this folder. Repeatable.")] = None
     condition: Annotated[
         str | None,
         Option(
@@ -59,6 +61,8 @@ def search(options: SearchOptions) -> None:
         exact=options.exact,
         recall=options.recall,
         level=options.level,
+        label=options.label,
+        folder=options.folder,
         condition=options.condition,
         neighbors=options.neighbors,
     )
@@ -79,8 +83,12 @@ def search(options: SearchOptions) -> None:
         _print(results)
         if len(results) > 1 and (counted := count_right(results)):
             print_result(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
-        method = "exact" if options.exact or options.condition else method_in_words(index, results)
-        print_result(f"{len(index):,} files searched, {method}" + (f"; {options.page}" if options.page else ""))
+        is_filtered = bool(options.label or options.folder)
+        method = method_in_words(index, results)
+        if options.exact or options.condition or is_filtered:
+            method = "exact"
+        searched = f"{index.searched:,} of {len(index):,}" if is_filtered else f"{len(index):,}"
+        print_result(f"{searched} files searched, {method}" + (f"; {options.page}" if options.page else ""))
     if faults:
         raise typer.Exit(3)
 

@@ -464,6 +464,13 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
     return Classifier(network, files, folder, calibration)
 
 
+def drop_projector(classifier: Classifier, source: str) -> None:
+    """Compare images by the vectors before the projector. Raises UsageError if the model has none."""
+    if classifier.model.config.projector == "none":
+        raise UsageError(f"{source} has no projector: its vectors are the trunk's already; leave --trunk out")
+    classifier.model.drop_projector()
+
+
 def model_card(classifier: Classifier) -> str:
     """Return the model card for the Hugging Face hub, in Markdown."""
     from patchloom.runs.model_card import card

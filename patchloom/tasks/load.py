@@ -11,6 +11,7 @@ from patchloom.inference.classifier import load as load_classifier
 from patchloom.plugins import MODULE, register_module
 from patchloom.runs.config import read_config
 from patchloom.runs.locate import run_folder
+from patchloom.runs.upload import local_copy
 from patchloom.tasks.table import task_of_run
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
@@ -71,6 +72,7 @@ def load(
 
 
 def _load(source: str | os.PathLike[str], *, device: str, trunk: bool, model: Model | None) -> Any:
+    source = local_copy(os.fspath(source))
     if is_artifact(source):
         if trunk or model is not None or device not in ("auto", "cpu"):
             raise UsageError(

@@ -22,6 +22,7 @@ from patchloom.recipes.values import read_value
 from patchloom.runs.checkpoints import epochs_begun, newest_progress
 from patchloom.runs.config import read_recipe
 from patchloom.runs.provenance import Provenance
+from patchloom.runs.upload import local_folder
 from patchloom.tasks.provenance import OtherRunError, default_folder
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.tasks.task import Task
@@ -194,7 +195,7 @@ def chosen_folder(
     `taken` maps folders of other runs to the reason why they cannot be used.
     """
     if settings.out:
-        return Path(settings.out), ""
+        return local_folder(settings.out), ""
     return default_folder(folder_name(settings.data), settings.init, is_ours, taken)
 
 

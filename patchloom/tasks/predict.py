@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from patchloom.disk import temporary_folder
 from patchloom.runs.config import is_run
+from patchloom.runs.upload import local_copy
 from patchloom.tasks.table import task_named, task_of_run
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.decode import MAX_FILE_BYTES, format_of
@@ -312,6 +313,7 @@ def _open_model(
 
 def _find_model(run: str) -> "tuple[Path, Task, bool]":
     """Return the folder of a run or artifact, its task, and whether it is an artifact."""
+    run = local_copy(run)
     if is_run(run):
         return Path(run), task_of_run(Path(run)), False
     from patchloom.runs.locate import run_folder

@@ -21,6 +21,7 @@ from patchloom.objectives.objective import Objective
 from patchloom.plugins import MODULE
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.checkpoints import CheckpointFolder
+from patchloom.runs.upload import uploader_of
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.task import Judge
 from patchloom.training.memory import micro_batch_note, micro_batches
@@ -65,7 +66,7 @@ def make_run(
         schedule=schedule,
         loader=loader,
         processes=processes,
-        saver=CheckpointFolder(plan.folder),
+        saver=CheckpointFolder(plan.folder, uploader_of(settings.out)),
         average=average,
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,

@@ -35,6 +35,7 @@ from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.race import discard_race
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
+from patchloom.runs.upload import local_copy
 from patchloom.runs.weights import WEIGHTS, read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, check_parts, seconds_of
 from patchloom.tasks.provenance import OtherRunError
@@ -111,6 +112,8 @@ def run_training(
     why = f"device {device}: {why_device(device)}" if settings.device == "auto" else ""
     check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
+    if settings.out:
+        local_copy(settings.out)
     try:
         plan = make_plan(settings, device)
     except OtherRunError as error:
@@ -145,6 +148,8 @@ def run_training(
             compiled = chosen_compilation(plan, processes, stores, measured)
         begins = not dry_run and not checkpoints_of(plan.folder)
         run, network, note = make_run(plan, processes, say, stores, begins=begins, compiled=compiled)
+        if not dry_run and processes.is_main and isinstance(run.saver, CheckpointFolder) and run.saver.uploader:
+            stack.callback(run.saver.uploader.finish)  # also if the run is stopped
         stack.callback(release, run)
         stack.callback(run.loader.close)
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")

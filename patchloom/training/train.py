@@ -6,14 +6,14 @@ from typing import Any, Literal
 from torch import nn
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.specs import Data, split_specs
+from patchloom.data.sources.specs import Data, is_url, split_specs
 from patchloom.options import renamed
 from patchloom.plugins import register_module
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
 from patchloom.training.sweeps.folds import train_folds
-from patchloom_runtime.errors import with_near_options
+from patchloom_runtime.errors import UsageError, with_near_options
 
 
 @renamed(changes="set", without="exclude", compiled="compile", trackers="log")
@@ -159,6 +159,8 @@ def start_training(
     ask: Callable[[str], bool] | None = None,
 ) -> TrainingResult:
     """Train one run, or one per fold with --folds, which asks nothing. The other options are those of a run."""
+    if settings.folds is not None and is_url(settings.out):
+        raise UsageError("--folds writes several runs and a table; pass a local folder as --out")
     if settings.folds is not None:
         return train_folds(settings, dry_run=dry_run, say=say)
     return run_training(settings, dry_run=dry_run, say=say, started=started, ask=ask)

@@ -525,7 +525,7 @@ def make_index(folder: Path) -> None:
     place = folder / "index"
     place.mkdir()
     rows = [index_files.IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
-    part = index_files.write_part(place, 0, np.ones((3, 4), np.float32), rows)
+    part = index_files.write_part(place, "part-00000", np.ones((3, 4), np.float32), rows)
     about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
     index_files.write_about(place, about)
 
