@@ -304,7 +304,8 @@ def search(
 def _several(names: Names) -> tuple[str, ...]:
     if names is None:
         return ()
-    return tuple(map(os.fspath, [names] if isinstance(names, str | os.PathLike) else names))
+    listed: Iterable[str | os.PathLike[str]] = [names] if isinstance(names, str | os.PathLike) else names
+    return tuple(os.fspath(name) for name in listed)
 
 
 def _list_queries(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[ListedFile]:

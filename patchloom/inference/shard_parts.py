@@ -168,9 +168,9 @@ class ShardEmbedder:
         name = record_name(key)
         atomic_write(self.folder / name, (json.dumps(values, indent=1) + "\n").encode())
         if self.bucket:
-            files = [f"{part.name}.npy", f"{part.name}.json"] if rows else []
+            own = [f"{part.name}.npy", f"{part.name}.json"] if rows else []
             try:
-                self.bucket.push(names=[*files, name], last=[name])
+                self.bucket.push(names=[*own, name], last=[name])
             except ExistsError:  # another machine was first, and its vectors differ in the last bits
                 self.bucket.pull(name.__eq__)
         return read_record(self.folder, key)
