@@ -158,7 +158,7 @@ def _print_table(rows: "list[Weights]") -> None:
     from patchloom.cli.table import print_table
 
     print_table(
-        ["weights", "px", "top-1", "about", "licence"],  # few columns, so that names fit into 80 characters
+        ["weights", "px", "top-1", "about", "license"],  # few columns, so that names fit into 80 characters
         [(w.name, str(w.image_size), w.score or "–", w.size, w.licence or "–") for w in rows],
     )
 

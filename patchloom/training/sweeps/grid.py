@@ -98,7 +98,7 @@ def drop_seed(setting: Setting) -> Setting:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Field → its last part, or all of it where two end alike."""
+    """Return field → its last part, or the whole field if two end in the same part."""
     last = {key: key.rpartition(".")[2] for key in keys}
     return {key: name if list(last.values()).count(name) == 1 else key for key, name in last.items()}
 
