@@ -127,14 +127,14 @@ def compare(
 
 
 def task_of_runs(runs: Sequence[str]) -> Task:
-    """Return the task of runs and artifacts, which must be the same kind for all."""
+    """Return the task of runs and artifacts: one for all, or any of `whole_images`."""
     tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
     tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artifact(run)}
     if not tasks:  # published weights are fetched, and errors about them raised, where they are opened
         return task_of_method(None)
     first, *others = tasks.items()
     for run, task in others:
-        if task.whole_images != first[1].whole_images:
+        if task is not first[1] and not (task.whole_images and first[1].whole_images):
             raise UsageError(
                 f"{first[0]} is a run of the task {first[1].name}, {run} of {task.name}: evaluate them one by one"
             )

@@ -26,7 +26,9 @@ def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
             )
         return task, settings
     if settings.task:
-        return known[settings.task], _with(settings, task=settings.task, why_task="as set by --task")
+        return _fitting(known[settings.task], settings), _with(
+            settings, task=settings.task, why_task="as set by --task"
+        )
     try:
         source = find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
@@ -34,7 +36,18 @@ def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
     word, why = task_of_data(source)
     if word not in known:
         return task_of_method(None), settings  # planning raises an error about the targets
-    return known[word], _with(settings, task=word, why_task=why, source=source)
+    return _fitting(known[word], settings), _with(settings, task=word, why_task=why, source=source)
+
+
+def _fitting(task: Task, settings: TrainingSettings) -> Task:
+    """Return the task; raise UsageError for an objective.method of another one."""
+    method = settings.changes.get("objective.method")
+    if method is not None and (other := task_of_method(str(method))) is not task:
+        raise UsageError(
+            f"objective.method={method} is for {other.name}, and the automatic recipe is for {task.name} here; choose "
+            f"a recipe with that method (--recipe){', or --task ' + other.word if other.word else ''}"
+        )
+    return task
 
 
 def _with(settings: TrainingSettings, **more: Any) -> OpenedSettings:

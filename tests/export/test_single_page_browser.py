@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import patchloom
 from patchloom.cli import make_app
 from patchloom.exporters.single_page.page import export_page
 from patchloom.inference.classifier import Classifier, load
@@ -137,6 +138,34 @@ def test_the_page_fits(width: int, images: list[Path], page: Any) -> None:
             .filter(e => e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < 12).length"""
     )
     assert small_texts == 0
+
+
+def test_labels_and_numbers_have_maps_of_their_own(images: list[Path], tmp_path: Path, browser: Any) -> None:  # noqa: F811
+    rng = np.random.default_rng(0)
+    pixels_of = rng.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+    options: dict[str, Any] = {"model": "resmlp_s12", "size": 8, "epochs": 1, "device": "cpu", "workers": 0}
+    options["set"] = {"model.options.patch_size": 2, "model.options.depth": 1, "model.options.dim": 16}
+    targets = {"label": rng.integers(0, 2, (24, 3)), "number": rng.random((24, 1)).tolist()}
+    for unit, values in targets.items():
+        folder = patchloom.train((pixels_of, values), out=str(tmp_path / unit), **options).folder
+        patchloom.export(str(folder), str(tmp_path / f"{unit}.html"))
+        predicted = patchloom.load(folder, device="cpu").predict(str(images[1]))
+        context = browser.new_context(offline=True)
+        opened = context.new_page()
+        opened.goto((tmp_path / f"{unit}.html").as_uri())
+        opened.wait_for_selector("body[data-kernels]")
+        opened.set_input_files("#files", str(images[1]))
+        opened.wait_for_selector("#answer:not([hidden])")
+        assert opened.inner_text("#best").count("%") == (len(predicted) if unit == "label" else 0)
+        rows = opened.locator("#rows .share").all_inner_texts()
+        assert sum("below" in row for row in rows) == (3 - len(predicted) if unit == "label" else 0)
+        assert unit in opened.inner_text("#answers legend")
+        assert unit in opened.inner_text(".about")
+        plain = pixels(opened, "seen")
+        for number in range(len(rows)):
+            opened.locator("#rows input").nth(number).check(force=True)
+            assert pixels(opened, "map") != plain
+        context.close()
 
 
 def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:

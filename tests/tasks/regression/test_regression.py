@@ -23,6 +23,7 @@ from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.regression.model import Regressor
 from patchloom.tasks.regression.run_files import read_scale, read_val_numbers
+from patchloom.tasks.table import TASKS
 from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.forked import Forked, rank_places
@@ -178,8 +179,6 @@ def test_a_page_has_the_scale(place, tmp_path) -> None:
 
 
 def test_the_server_answers_with_numbers(place) -> None:
-    from patchloom.tasks.table import TASKS
-
     serving, model = TASKS["regression"].serving, patchloom.load(place / "run")
     assert serving is not None
     functions = serving.functions(model)
@@ -272,6 +271,25 @@ def test_images_without_numbers_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match="weight"):
         train(constant, tmp_path / "run", label_column="weight", task="regress")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("method", "task"), [("asymmetric", "multilabel"), ("dino", "embedding")])
+def test_a_method_of_another_task_is_refused(method: str, task: str, place, tmp_path) -> None:
+    with pytest.raises(UsageError, match=rf"{method} is for {task}.*regression"):
+        patchloom.train(
+            str(place / "data" / "labels.csv"),
+            label_column="light",
+            out=str(tmp_path),
+            set={"objective.method": method},
+        )
+
+
+def test_runs_of_two_tasks_are_not_compared(place, tmp_path, monkeypatch) -> None:
+    other = shutil.copytree(place / "run", tmp_path / "labels")
+    tasks = {place / "run": TASKS["regression"], other: TASKS["multilabel"]}
+    monkeypatch.setattr("patchloom.tasks.evaluate.task_of_run", tasks.__getitem__)
+    with pytest.raises(UsageError, match=r"regression.*multilabel"):
+        patchloom.compare([place / "run", other])
 
 
 def test_a_damaged_scale_is_named(place, tmp_path) -> None:
