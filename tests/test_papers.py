@@ -108,6 +108,13 @@ def test_every_row_has_a_command_or_says_that_it_has_none() -> None:
         assert "`patchloom " in cell or cell == "none", head
 
 
+def test_figures_are_drawn() -> None:
+    for head, what, cell in ROWS:
+        commands = re.findall(r"`patchloom ([^`]+)`", cell)
+        printing = [text for text in commands if text.startswith(("models", "recipes")) and "--svg" not in text]
+        assert not head.startswith("figure") or not printing or "settings" in what, head
+
+
 IDS = {"RM": 12, "MX": 10, "SM": 5, "DE": 9, "CA": 6, "PC": 8, "D3": 6, "SS": 2, "GR": 10, "TR": 4, "MT": 3}
 IDS |= {"CO": 4, "FI": 2}
 
