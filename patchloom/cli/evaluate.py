@@ -113,7 +113,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def runs_and_data(options: EvaluationOptions) -> tuple[list[str], str | None]:
     """Split the arguments into runs and data."""
-    from patchloom.runs.locate import names_run
+    from patchloom.runs.locate import local_copy, names_run
     from patchloom_runtime.artifacts.metadata import is_artifact
 
     paths = options.paths
@@ -121,7 +121,7 @@ def runs_and_data(options: EvaluationOptions) -> tuple[list[str], str | None]:
     runs, data = (paths, options.text) if options.text is not None or is_model else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not a run folder: it has no config.json")
-    return runs, data
+    return [local_copy(run) for run in runs], data
 
 
 def evaluate_images(

@@ -62,13 +62,24 @@ def index(options: IndexOptions) -> None:
 
 def _print_plan(options: IndexOptions) -> None:
     from patchloom.cli.output import print_json, print_result
+    from patchloom.data.sources.specs import is_url
     from patchloom.inference.classifier import load
-    from patchloom.inference.index_build import collect
+    from patchloom.inference.index_build import collect, shards_of
     from patchloom.inference.index_files import FILE, read_about
+    from patchloom.inference.shard_parts import ShardEmbedder, ShardJob
     from patchloom_runtime.errors import UsageError
 
-    if missing := [path for path in options.images if not Path(path).exists()]:
+    if missing := [path for path in options.images if not (is_url(path) or Path(path).exists())]:
         raise UsageError(f"{missing[0]}: no such file or folder")
+    if shards := shards_of(options.images):
+        job = ShardJob(options.model, options.out, options.device, options.trunk, options.reading, options.batch)
+        waiting = len(ShardEmbedder(job).missing(shards))
+        if options.as_json:
+            print_json({"index": options.out, "shards": len(shards), "shards_missing": waiting})
+            return
+        print_result(f"{waiting:,} of {len(shards):,} shards would be embedded by {options.model} into {options.out}")
+        print("Nothing was written.   Next: the same command without --dry-run")
+        return
     classifier = load(options.model, device=options.device)
     files = collect(options.images, classifier, reading=options.reading, level=options.level).files
     folder = Path(options.out)

@@ -179,7 +179,10 @@ class Index:
                 f"no file of {self.folder} has the label {unknown[0]!r} at level {level or FINEST}"
                 f"{nearest(unknown[0], list(known))}"
             )
-        inside = tuple(os.path.join(name if is_url(name) else os.path.abspath(name), "") for name in folders)
+        places = [name.rstrip("/") if is_url(name) else os.path.abspath(name) for name in folders]
+        inside = tuple(
+            f"{place}{end}" for place in places for end in (os.sep, ", ")
+        )  # an image in a shard: a.tar, 1.jpg
         key = (labels, inside, level)
         if self._matching is None or self._matching[0] != key:
             wanted = set(labels)
@@ -236,12 +239,12 @@ def open_index(
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)} (--images) does not exist; pass the folder of the images")
-    folder = Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
+    name, folder = os.fspath(folder), Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
     about = read_about(folder)
     source = model or about.model
     if model is None and (is_on_hub(source) or is_url(source)):
         where = "in a bucket" if is_url(source) else "a repository of the Hugging Face hub"
-        raise UsageError(f"{folder} was made by {source}, {where}. To download it, pass --model {source}")
+        raise UsageError(f"{name} was made by {source}, {where}. To download it, pass --model {source}")
     if model is None and not is_downloaded(source):
         raise UsageError(f"{folder} was made by {source}, which no longer exists. Pass its new path: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)

@@ -65,6 +65,11 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+def local_copy(source: str) -> str:
+    """Return a path as it is; download a folder of a bucket and return the path of the copy."""
+    return str(Mirror(source).pull()) if is_url(source) else source
+
+
 def is_file_of_run(name: str) -> bool:
     """Return whether a file of a run folder is needed to use the run; checkpoints only are to continue it."""
     return not name.startswith("checkpoints/")

@@ -14,11 +14,6 @@ def local_folder(source: str) -> Path:
     return Mirror(source).folder if is_url(source) else Path(source)
 
 
-def local_copy(source: str) -> str:
-    """Return a path as it is; download a folder of a bucket and return the path of the copy."""
-    return str(Mirror(source).pull()) if is_url(source) else source
-
-
 def uploader_of(out: str | None) -> "Uploader | None":
     """Return what uploads a run to its bucket; None for a local folder."""
     return Uploader(Mirror(out)) if out is not None and is_url(out) else None

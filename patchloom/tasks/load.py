@@ -10,8 +10,7 @@ from patchloom.inference.classifier import Classifier
 from patchloom.inference.classifier import load as load_classifier
 from patchloom.plugins import MODULE, register_module
 from patchloom.runs.config import read_config
-from patchloom.runs.locate import run_folder
-from patchloom.runs.upload import local_copy
+from patchloom.runs.locate import local_copy, run_folder
 from patchloom.tasks.table import task_of_run
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact

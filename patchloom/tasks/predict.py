@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from patchloom.disk import temporary_folder
 from patchloom.runs.config import is_run
-from patchloom.runs.upload import local_copy
 from patchloom.tasks.table import task_named, task_of_run
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.decode import MAX_FILE_BYTES, format_of
@@ -313,12 +312,12 @@ def _open_model(
 
 def _find_model(run: str) -> "tuple[Path, Task, bool]":
     """Return the folder of a run or artifact, its task, and whether it is an artifact."""
-    run = local_copy(run)
     if is_run(run):
         return Path(run), task_of_run(Path(run)), False
-    from patchloom.runs.locate import run_folder
+    from patchloom.runs.locate import local_copy, run_folder
     from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # not needed for run folders
 
+    run = local_copy(run)
     if is_artifact(run):
         return Path(run), task_named(read_about(Path(run)).task), True
     folder = run_folder(run)

@@ -31,11 +31,11 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
+from patchloom.runs.locate import local_copy
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.race import discard_race
 from patchloom.runs.run_metadata import FILE as RUN_METADATA
-from patchloom.runs.upload import local_copy
 from patchloom.runs.weights import WEIGHTS, read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, check_parts, seconds_of
 from patchloom.tasks.provenance import OtherRunError

@@ -25,7 +25,7 @@ from patchloom.options import keywords_of
 from patchloom.recipes.schema import difference
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
-from patchloom.runs.locate import find_run
+from patchloom.runs.locate import find_run, local_copy
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.classification.exported import open_exported_classifier
@@ -249,7 +249,7 @@ def load_deciding(verb: str, folder: Path, device: str) -> Classifier:
 
 def runs_by_name(runs: Runs) -> dict[str, Path]:
     """Return name → run folder; the name is the path if two folders share a name. Named weights are downloaded."""
-    paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    paths = [Path(local_copy(os.fspath(run))) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
         raise UsageError(f"expected one or more different runs, got {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)
