@@ -49,7 +49,7 @@ EXTRAS = {
     "docs": "mkdocs material",
 }
 ENVIRONMENTS = ["core", *EXTRAS, "runtime", "server"]
-UNPINNED = {"mlflow"}  # requires older pyarrow, protobuf and pandas than constraints.txt has
+UNPINNED = {"mlflow", "trackio"}  # require older versions of pyarrow, protobuf or Pillow than constraints.txt has
 # Commands that need an extra: `core` refuses them and names the extra.
 COMMANDS = {
     "digits": ["train digits --epochs 1 --set train_share=0.1 --out runs/digits"],
