@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.several_runs import RunEvaluations
     from patchloom.tasks.task import Scores, Task
 
-READ_BY_EVERY_TASK = ("images", "masks", "boxes", "ignore", "names", "corrections")  # fields of Reading
+READING_OF_EVERY_TASK = ("images", "masks", "boxes", "ignore", "names", "corrections")  # fields of Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def evaluate_task(
     from patchloom.tasks.classification.several_runs import runs_by_name
 
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
-    read = ("--split", *map(spelled, (*READ_BY_EVERY_TASK, *task.report.reading_options)))
+    read = ("--split", *map(spelled, (*READING_OF_EVERY_TASK, *task.report.reading_options)))
     unread = more + [option for option in options.changed_image_options() if option not in read]
     unread += [spelled(name) for name in own if name not in task.report.evaluation_options]
     unread += ["--cost"] if cost and "cost" not in task.report.evaluation_options else []

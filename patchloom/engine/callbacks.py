@@ -83,7 +83,7 @@ class Callbacks:
             epoch=progress.epoch,
             epochs=run.epochs,
             best=progress.best,
-            values=run.averages.read,
+            values=run.running_means.read,
             metrics=self._metrics,
             weights=self._weights,
         )

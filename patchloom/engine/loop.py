@@ -258,7 +258,7 @@ class _Loop:
         position = self.progress.position if self.progress.total_steps else step
         self.reporter.lr = run.schedule.lr(position)
         set_rates(run.optimizer, self.reporter.lr, run.schedule.weight_decay(position))
-        before = run.processes.rng_states(), dict(run.averages.sums), run.averages.count
+        before = run.processes.rng_states(), dict(run.running_means.sums), run.running_means.count
         advice = f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). {self._smaller_parts()}"
         try:
             with self.device_faults(advice), run.rounded.during(step) if run.rounded else nullcontext():
@@ -293,7 +293,7 @@ class _Loop:
             with nullcontext() if last else run.processes.no_sync(self.forward):
                 values = self.forward(part, epoch, step_in_epoch)
                 share = len_of(part) / size
-                run.averages.add(values, share)
+                run.running_means.add(values, share)
                 loss = values["loss"] * share
                 total += loss.detach()
                 if last:
@@ -310,7 +310,7 @@ class _Loop:
         if run.processes.world > 1 or self.progress.step == self._saved_step or buffers:
             return
         run.processes.set_rng_states(generators)
-        run.averages.sums, run.averages.count = sums, count
+        run.running_means.sums, run.running_means.count = sums, count
         try:
             self.save()
         except RuntimeError as error:

@@ -20,8 +20,8 @@ class Reporter:
         if self._meter.tick_due() or step == self._total_steps:
             self._show()
         if step % run.log_every == 0 or step % run.loader.steps_per_epoch == 0:
-            values = run.averages.read(run.processes) | {"lr": self.lr}
-            run.averages.reset()
+            values = run.running_means.read(run.processes) | {"lr": self.lr}
+            run.running_means.reset()
             self.write("train", values)
 
     @property
@@ -61,7 +61,7 @@ class Reporter:
                 data_share=speed["data_share"],
                 left_s=self._meter.left_s(total_steps - progress.step),
                 memory_mib=speed["memory_mib"],
-                values=run.averages.read(),
+                values=run.running_means.read(),
                 best=best,
                 unit=run.unit,
             )

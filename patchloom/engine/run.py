@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from patchloom.data.batches.sampler import SamplingPlan
-from patchloom.engine.averages import Averages
 from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimization import Schedule
 from patchloom.engine.records import Records
 from patchloom.engine.rounded_weights import RoundedWeights
+from patchloom.engine.running_means import RunningMeans
 from patchloom.engine.time_budget import TimeBudget
 from patchloom.objectives.objective import Objective
 
@@ -120,7 +120,7 @@ class Run:
     callbacks: Callbacks = field(default_factory=Callbacks)
     unit: str = "img"  # of the throughput
     log_every: int = 50  # steps per record
-    averages: Averages = field(default_factory=Averages)
+    running_means: RunningMeans = field(default_factory=RunningMeans)
 
     @property
     def plan(self) -> SamplingPlan | None:

@@ -83,7 +83,7 @@ def capture(run: Run, progress: Progress) -> Snapshot:
     tensors = {
         "weights": weights_of(run.model),
         "optimizer": optimizer_tensors,
-        "averages": run.averages.over_ranks(run.processes),
+        "averages": run.running_means.over_ranks(run.processes),
     }
     if run.average:
         tensors[run.average.name] = run.average.tensors()
@@ -95,7 +95,7 @@ def capture(run: Run, progress: Progress) -> Snapshot:
         "progress": asdict(progress),
         "steps_per_epoch": run.loader.steps_per_epoch,
         "samples_per_epoch": run.plan.views_per_epoch if run.plan else 0,
-        "averaged": run.averages.count,
+        "averaged": run.running_means.count,  # batches in the running means
         "world": run.processes.world,
         "compiled": run.compiled,
         "optimizer": optimizer_values,
@@ -128,7 +128,7 @@ def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     if isinstance(run.objective, nn.Module):
         load_weights(run.objective, snapshot.tensors.get("objective", {}), "the checkpoint's objective")
     load_optimizer_state(run.optimizer, snapshot.tensors.get("optimizer", {}), values["optimizer"])
-    run.averages.restore(snapshot.tensors.get("averages", {}), values["averaged"], run.processes.device)
+    run.running_means.restore(snapshot.tensors.get("averages", {}), values["averaged"], run.processes.device)
     if run.processes.scaler and values["scaler"]:
         run.processes.scaler.load_state_dict(values["scaler"])
     notes += _restore_random(run.processes, snapshot)

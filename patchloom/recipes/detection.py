@@ -91,7 +91,7 @@ MILD = {
 }
 
 
-def automatic(facts: Facts, model: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
+def auto_detection(facts: Facts, model: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
     """Fit `detection_small` to data and machine; return it with the reason for every field that differs."""
     known, device = read_overrides(overrides), facts.device
     requested = overrides.get("model.name", model)

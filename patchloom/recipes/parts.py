@@ -148,9 +148,8 @@ class ObjectivePart(Checked):
     temperature: Positive = 1.0  # soft distillation
     # soft: mean of the divergence over the batch, as in thesis equation 3.2, or also over classes, as in DeiT's code
     soft_mean: Literal["batch", "batch_and_classes"] = "batch"
-    position_weight: Probability = (
-        0.5  # distill_features: weight of the features per position; the pooled have the rest
-    )
+    # distill_features: weight of the features per position; the pooled ones have the rest
+    position_weight: Probability = 0.5
 
     def check_clashes(self) -> None:
         """Check that the method exists and that loss, smoothing, distillation and teacher are compatible."""

@@ -18,7 +18,7 @@ from patchloom_runtime.artifacts.metadata import is_artifact, read_about
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
-READ_BY_EVERY_TASK = ("split", "reading", "batch", "workers", "strict", "progress")
+KEYWORDS_OF_EVERY_TASK = ("split", "reading", "batch", "workers", "strict", "progress")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def evaluate(
     settings, plain = EvaluationSettings(**options), EvaluationSettings()
     changed = [each.name for each in fields(plain) if getattr(settings, each.name) != getattr(plain, each.name)]
     changed += ["heads"] * heads
-    if unread := [name for name in changed if name not in READ_BY_EVERY_TASK]:
+    if unread := [name for name in changed if name not in KEYWORDS_OF_EVERY_TASK]:
         raise UsageError(f"{unread[0]} {task.refusal}")
     spec = None if data is None else as_spec(data)
     own = {"reading": settings.reading} if settings.reading.chosen() else {}

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def tree() -> set[str]:
     """Paths named in the annotated tree of docs/internals/tour.md."""
-    block = re.search(r"```text\n(patchloom/.*?)```", (ROOT / "docs/internals/tour.md").read_text(), re.DOTALL)
+    block = re.search(r"```text\n(\.\n├── .*?)```", (ROOT / "docs/internals/tour.md").read_text(), re.DOTALL)
     assert block, "the tour has no tree"
     paths, stack = set(), []
     for line in block[1].splitlines()[1:]:

@@ -12,7 +12,7 @@ from patchloom.models.cost import Cost, cost, human
 from patchloom.models.dense.detector import Detector, make_detector
 from patchloom.recipes.candidates import Candidate
 from patchloom.recipes.choices import Choice
-from patchloom.recipes.detection import automatic
+from patchloom.recipes.detection import auto_detection
 from patchloom.recipes.parts import DetectPart, fields_of
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.detection.data import number_objects
@@ -87,7 +87,7 @@ class DetectionPlanner(ImagePlanner):
     def resolve(self, opened: OpenedImages, epochs: Choice | None = None) -> Resolved:
         splits, level = opened.splits, opened.settings.level
         object_classes(splits, level)
-        recipe, choices, start = resolve_fields(opened, epochs, automatic)
+        recipe, choices, start = resolve_fields(opened, epochs, auto_detection)
         with torch.device("meta"):
             network = detector_of(recipe, splits, level)
             of_backbone = cost(network.backbone)

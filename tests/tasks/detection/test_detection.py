@@ -323,18 +323,18 @@ def test_networks_of_one_size_and_recipes_by_name(tmp_path):
 
 
 def test_small_sets_get_a_recipe_with_reasons():
-    from patchloom.recipes.detection import automatic
+    from patchloom.recipes.detection import auto_detection
     from patchloom.recipes.fit import Facts
 
-    recipe, reasons = automatic(Facts(136, 191, "cuda"), None, {})
+    recipe, reasons = auto_detection(Facts(136, 191, "cuda"), None, {})
     assert (recipe.model.name, recipe.model.image_size, recipe.optim.batch_size) == ("patchconvnet_s20", 384, 16)
     assert recipe.schedule.epochs * 136 == pytest.approx(60_000, rel=0.01)
     assert recipe.optim.ema_decay
     assert all(reason.why for reason in reasons)
-    small, _ = automatic(Facts(400, 64, "cpu"), None, {"model.image_size": 96, "schedule.epochs": "3"})
+    small, _ = auto_detection(Facts(400, 64, "cpu"), None, {"model.image_size": 96, "schedule.epochs": "3"})
     assert (small.model.name, small.model.image_size, small.schedule.epochs) == ("smlpnet_t", 96, 3)
     assert (small.augment.scale_max, small.optim.ema_decay, small.detect.channels) == (1.25, None, 64)
-    asked, _ = automatic(Facts(400, 300, "cuda", pretrained=True), "resmlp_s24", {})
+    asked, _ = auto_detection(Facts(400, 300, "cuda", pretrained=True), "resmlp_s24", {})
     assert (asked.model.name, asked.optim.lr) == ("resmlp_s24", 2e-4)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from patchloom.engine.distribution import Processes
 
 
-class Averages:
+class RunningMeans:
     """Sums since the last reset and the number of batches in them."""
 
     def __init__(self) -> None:
