@@ -116,6 +116,7 @@ class RegressionTraining(WholeImageTraining):
     """A network with one output per number, evaluated by its predictions for val."""
 
     planner_type = RegressionPlanner
+    has_classes = False
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
         """Plan a run; a number that never changes in the training images is an error."""

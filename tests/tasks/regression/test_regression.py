@@ -17,6 +17,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.engine import loop
+from patchloom.report.pictures import epoch_pictures
 from patchloom.report.pictures.explanations import class_map
 from patchloom.report.pictures.look import network_inputs
 from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
@@ -133,6 +134,17 @@ def test_maps_are_relative_to_the_mean_of_training(place, tmp_path) -> None:
             predicted = float(found.mean()) * model.scale.std[number] + model.scale.mean[number]
             assert predicted == pytest.approx(dict(model.predict(image))[name], rel=1e-4)
             assert found.std() > 0
+
+
+def test_pictures_of_epochs_show_no_shares_of_numbers(place, tmp_path, monkeypatch) -> None:
+    drawn: list[Any] = []
+    pictures_of = epoch_pictures.pictures_of
+    monkeypatch.setattr(
+        epoch_pictures, "pictures_of", lambda *parts, **more: drawn.append(parts[1]) or pictures_of(*parts, **more)
+    )
+    train(place / "data" / "labels.csv", tmp_path / "run", label_column="light", epochs=1, pictures=1)
+    assert drawn == [None]
+    assert (tmp_path / "run" / "pictures" / "epoch_0001.png").is_file()
 
 
 @pytest.mark.parametrize("option", [{"top": 1}, {"threshold": 0.5}, {"sort_into": "sorted"}])
