@@ -186,8 +186,8 @@ class Examples:
         rows = np.arange(len(self.images))
         names = [name.strip() for name in label_column.split(",")] if label_column else []
         if len(names) > 1 and label_column not in self.columns:
-            targets = self._of_columns(list(dict.fromkeys(str(self._label_column(name)) for name in names)))
-            return Listing(self.images, rows, np.full(len(rows), UNLABELED), targets.names, targets=targets)
+            several = self._of_columns(list(dict.fromkeys(str(self._label_column(name)) for name in names)))
+            return Listing(self.images, rows, np.full(len(rows), UNLABELED), several.names, targets=several)
         column = self._label_column(label_column)
         if column is None:
             return Listing(self.images, rows, np.full(len(rows), UNLABELED), ())
