@@ -91,7 +91,9 @@ class RegressionPlanner(ImagePlanner):
             Choice(each.key, each.value, f"auto: {own[each.key][1]}") if each.key in own else each
             for each in resolved.choices
         ]
-        return replace(resolved, choices=choices)
+        images, numbers = len(opened.splits.train), len(opened.splits.classes)
+        source = f"Rules of thumb for {plural(images, 'image')} with {plural(numbers, 'number')}."
+        return replace(resolved, choices=choices, recipe=replace(resolved.recipe, source=source))
 
 
 class NumberJudge(ImageJudge):

@@ -21,6 +21,7 @@ from patchloom.report.pictures import epoch_pictures
 from patchloom.report.pictures.explanations import class_map
 from patchloom.report.pictures.look import network_inputs
 from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
+from patchloom.runs.config import read_recipe
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.regression.model import Regressor
 from patchloom.tasks.regression.run_files import read_scale, read_val_numbers
@@ -74,6 +75,7 @@ def test_it_learns_numbers_and_keeps_their_scale(place) -> None:
     report = dict(read_val_numbers(place / "run").report)
     assert report["mae_light"] < scale.std[0] / 2
     assert report["r2"] > 0.5
+    assert "2 numbers" in read_recipe(place / "run").source
 
 
 def test_predictions_are_in_the_units_of_the_data(place, typed) -> None:
