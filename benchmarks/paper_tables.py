@@ -203,43 +203,66 @@ TABLES["smlpnet"] = Table(
         Claim("The identity branch helps", ("sMLPNet", "sequential"), ("no identity", "sequential, no identity")),
         Claim("Parallel branches are better than sequential ones", ("sMLPNet",), ("sequential",)),
         Claim("Sparse mixing is better than dense", ("sMLPNet",), ("dense",)),
-        Claim("Several stages are better than one", ("dense",), ("dense, one stage",)),
+        Claim("With dense mixing, several stages are better than one", ("dense",), ("dense, one stage",)),
     ),
     choice="smlpnet",
 )
 
-DEEP = options(depth=24)
-# ε by depth (thesis 3.5.2): 0.1 up to 18 layers, 1e-5 at 24.
-TABLES["depth"] = Table(
-    "Thesis tables 3.11 and 3.13",
-    FRAME,
-    {
-        "12 layers": Variant({}, 79.9),
+# Thesis table 3.11: the option of a residual weight, and published top-1 by depth.
+RESIDUALS = {
+    "no weight": ("none", {12: 79.9, 24: 78.9, 36: 78.9}),
+    "ReZero": ("rezero", {12: 78.3, 24: 80.8, 36: 81.6}),
+    "T-Fixup": ("tfixup", {12: 79.4, 24: 81.5, 36: 82.1}),
+    "Fixup": ("fixup", {12: 80.7, 24: 82.3, 36: 82.4}),
+    "scalar": ("scalar", {12: 80.4, 24: 81.1, 36: 81.6}),
+    "LayerScale": ("layerscale", {12: 80.5, 24: 82.4, 36: 82.9}),
+}
+SCALE_INIT = {12: 0.1, 24: 1e-5, 36: 1e-6}  # ε by depth, thesis 3.5.2
+
+
+def depth_table(base: dict[str, Any], depths: tuple[int, ...], choice: str) -> Table:
+    """Return tables 3.11 and 3.13 at these depths."""
+    variants = {
         "12, class token at 8": Variant(options(insert_class_at=8), 80.0),
         "12, class token at 10": Variant(options(insert_class_at=10), 80.5),
         "10 + 2 class attention": Variant(options(depth=10, class_depth=2, insert_class_at=None), 80.3),
         "12 + 2 class attention": Variant(options(class_depth=2, insert_class_at=None), 80.8),
-        "12, LayerScale": Variant(options(residual="layerscale", scale_init=0.1), 80.5),
-        "24 layers": Variant(DEEP, 78.9),
-        "24, ReZero": Variant({**DEEP, **options(residual="rezero")}, 80.8),
-        "24, T-Fixup": Variant({**DEEP, **options(residual="tfixup")}, 81.5),
-        "24, Fixup": Variant({**DEEP, **options(residual="fixup")}, 82.3),
-        "24, scalar": Variant({**DEEP, **options(residual="scalar", scale_init=1e-5)}, 81.1),
-        "24, LayerScale": Variant({**DEEP, **options(residual="layerscale", scale_init=1e-5)}, 82.4),
-    },
-    (
+    }
+    for depth in depths:
+        for name, (residual, published) in RESIDUALS.items():
+            changes = options(depth=depth, residual=residual)
+            if name in ("scalar", "LayerScale"):
+                changes |= options(scale_init=SCALE_INIT[depth])
+            variants[f"{depth}, {name}"] = Variant(changes, published[depth])
+    deepest = depths[-1]
+    claims = [
         Claim(
-            "At depth 24, LayerScale is better than ReZero, T-Fixup and a scalar",
-            ("24, LayerScale",),
-            ("24, ReZero", "24, T-Fixup", "24, scalar"),
+            f"At depth {depth}, LayerScale is better than {'ReZero, T-Fixup and a scalar' if others else 'no weight'}",
+            (f"{depth}, LayerScale",),
+            tuple(f"{depth}, {name}" for name in others or ("no weight",)),
+        )
+        for depth in depths
+        for others in ((), ("ReZero", "T-Fixup", "scalar"))
+    ]
+    claims += [
+        Claim(
+            f"With LayerScale, {deepest} layers are better than 12",
+            (f"{deepest}, LayerScale",),
+            ("12, LayerScale",),
         ),
-        Claim("At depth 24, LayerScale is better than no weight", ("24, LayerScale",), ("24 layers",)),
-        Claim("At depth 12, LayerScale is better than no weight", ("12, LayerScale",), ("12 layers",)),
-        Claim("With LayerScale, 24 layers are better than 12", ("24, LayerScale",), ("12, LayerScale",)),
-        Claim("A class token inserted late is better", ("12, class token at 10",), ("12 layers",)),
-        Claim("Class attention is better than a class token", ("12 + 2 class attention",), ("12 layers",)),
-    ),
-    choice="vit",
+        Claim("A class token inserted late is better", ("12, class token at 10",), ("12, no weight",)),
+        Claim("Class attention is better than a class token", ("12 + 2 class attention",), ("12, no weight",)),
+    ]
+    first = "12, no weight"  # the learning rate is chosen on it
+    return Table(
+        "Thesis tables 3.11 and 3.13", base, {first: variants.pop(first), **variants}, tuple(claims), choice=choice
+    )
+
+
+TABLES["depth"] = depth_table(FRAME, (12, 24, 36), "vit")
+# For one CPU core: 16 patches and a width of 48.
+TABLES["depth_small"] = depth_table(
+    {**FRAME, **options(dim=48, heads=3, patch_size=8), "optim.batch_size": 64}, (12, 24), "depth_small"
 )
 
 FULL = {
@@ -262,6 +285,16 @@ TABLES["ingredients"] = Table(
         "3-Augment": Variant({"augment.policy": "three_augment", "augment.color_jitter": 0.3}),
         "binary cross-entropy": Variant({"objective.loss": "bce", "objective.smoothing": 0.0}),
         "LayerScale": Variant(options(layer_scale=True)),
+        "DeiT III, AdamW": Variant(
+            {
+                "augment.policy": "three_augment",
+                "augment.color_jitter": 0.3,
+                "augment.erasing": 0.0,
+                "objective.loss": "bce",
+                "objective.smoothing": 0.0,
+                **options(layer_scale=True),
+            }
+        ),
     },
     (
         Claim("AdamW is much better than SGD", ("DeiT",), ("SGD",)),
@@ -270,54 +303,81 @@ TABLES["ingredients"] = Table(
         Claim("3-Augment is better for ViTs than RandAugment", ("3-Augment",), ("DeiT",)),
         Claim("Binary cross-entropy is as good or better", ("binary cross-entropy",), ("DeiT",)),
         Claim("LayerScale helps", ("LayerScale",), ("DeiT",)),
+        Claim("DeiT III is better than DeiT", ("DeiT III, AdamW",), ("DeiT",)),
     ),
     choice="vit",
 )
 
 
-def _shares(name: str, changes: dict[str, Any]) -> dict[str, Variant]:
-    # At equal steps: a tenth of the images has ten times the epochs.
-    return {f"{name}, {share:.0%}": Variant({**changes, "train_share": share}) for share in (0.1, 0.3, 1.0)}
+def data_networks(dim: int, depth: int, patch_size: int, resnet: str) -> dict[str, dict[str, Any]]:
+    """Return a ViT and a Mixer of one size, and a ResNet."""
+    size = options(dim=dim, depth=depth, patch_size=patch_size)
+    return {
+        "ViT": {"model.name": "deit_s", **size, **options(heads=4)},
+        "Mixer": {"model.name": "mixer_s16", **size, **options(token_dim=dim // 2, channel_dim=4 * dim)},
+        "ResNet": {"model.name": resnet},
+    }
 
 
-TABLES["data"] = Table(
-    "Mixer figure 2, right",
-    {**LIGHT, **options(dim=DIM)},
-    _shares("ViT", {"model.name": "deit_s", **options(heads=4)})
-    | _shares("Mixer", {"model.name": "mixer_s16", **options(depth=12, token_dim=64)}),
-    (
+def data_table(
+    base: dict[str, Any], networks: dict[str, dict[str, Any]], shares: tuple[float, ...], choice: str
+) -> Table:
+    """Return figure 2, right, at equal steps: a tenth of the images has ten times the epochs, those of warm-up too."""
+    variants = {
+        f"{name}, {share:.0%}": Variant(changes | {"train_share": share, "schedule.warmup_epochs": round(1 / share)})
+        for name, changes in networks.items()
+        for share in shares
+    }
+    least = f"{shares[-1]:.0%}"
+    claims = [
         Claim(
-            "Mixer gains more from data than ViT",
+            f"Mixer gains more from data than {other}",
             ("Mixer, 100%",),
-            ("ViT, 100%",),
-            gains_over=("Mixer, 10%", "ViT, 10%"),
-        ),
+            (f"{other}, 100%",),
+            gains_over=(f"Mixer, {least}", f"{other}, {least}"),
+        )
+        for other in ("ViT", "ResNet")
+    ]
+    claims += [
         Claim("With all data, ViT is ahead of Mixer", ("ViT, 100%",), ("Mixer, 100%",)),
-    ),
-    choice="vit",
+        Claim("With little data, ResNet is ahead of Mixer", (f"ResNet, {least}",), (f"Mixer, {least}",)),
+    ]
+    return Table("Mixer figure 2, right", base, variants, tuple(claims), choice=choice)
+
+
+TABLES["data"] = data_table(LIGHT, data_networks(DIM, 12, 4, "timm:resnet18"), (1.0, 0.3, 0.1, 0.03), "data")
+# For one CPU core; timm's test_resnet has 0.4 M parameters.
+TABLES["data_small"] = data_table(
+    {**LIGHT, "optim.batch_size": 64}, data_networks(64, 4, 8, "timm:test_resnet"), (1.0, 0.1), "data_small"
 )
 
-TABLES["patchconvnet"] = Table(
-    "Thesis tables 5.7 and 5.8",
-    {
-        "model.name": "patchconvnet_s20",
-        **LIGHT,
-        **options(dim=DIM, depth=12, stem="linear", patch_size=4, scale_init=0.1),
-    },
-    {
-        "PatchConvNet": Variant({}, 82.1),
-        "average": Variant(options(pool="average"), 81.9),
-        "4 heads": Variant(options(pool_heads=4), 81.9),
-        "a token per class": Variant(options(class_tokens="per_class"), 81.1),
-        "BatchNorm": Variant(options(norm="batch"), 82.4),
-    },
-    (
-        Claim("Attention pooling is a little better than the average", ("PatchConvNet",), ("average",)),
-        Claim("One head of the pooling is as good as several", ("PatchConvNet",), ("4 heads",), within=1.0),
-        Claim("One class token is better than one per class", ("PatchConvNet",), ("a token per class",)),
-        Claim("BatchNorm is a little better than LayerNorm", ("BatchNorm",), ("PatchConvNet",)),
-    ),
-    choice="patchconvnet",
+
+def patchconvnet_table(base: dict[str, Any], choice: str) -> Table:
+    """Return the rows of tables 5.7 and 5.8 that fit images of 32 pixels."""
+    return Table(
+        "Thesis tables 5.7 and 5.8",
+        {"model.name": "patchconvnet_s20", **LIGHT, **options(stem="linear", scale_init=0.1), **base},
+        {
+            "PatchConvNet": Variant({}, 82.1),
+            "average": Variant(options(pool="average"), 81.9),
+            "4 heads": Variant(options(pool_heads=4), 81.9),
+            "a token per class": Variant(options(class_tokens="per_class"), 81.1),
+            "BatchNorm": Variant(options(norm="batch"), 82.4),
+        },
+        (
+            Claim("Attention pooling is a little better than the average", ("PatchConvNet",), ("average",)),
+            Claim("One head of the pooling is as good as several", ("PatchConvNet",), ("4 heads",), within=1.0),
+            Claim("One class token is better than one per class", ("PatchConvNet",), ("a token per class",)),
+            Claim("BatchNorm is a little better than LayerNorm", ("BatchNorm",), ("PatchConvNet",)),
+        ),
+        choice=choice,
+    )
+
+
+TABLES["patchconvnet"] = patchconvnet_table(options(dim=DIM, depth=12, patch_size=4), "patchconvnet")
+# For one CPU core.
+TABLES["patchconvnet_small"] = patchconvnet_table(
+    {**options(dim=64, depth=4, patch_size=8), "optim.batch_size": 64}, "patchconvnet_small"
 )
 
 # One small network on a tenth of the images with many seeds: --seeds 50 --epochs 1, which is 10 epochs of them.

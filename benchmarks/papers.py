@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from PIL import Image
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, normalize
 from patchloom.data.sources.python_objects import PythonData
+from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train as run_loop
 from patchloom.evaluation.agreement import token_cosines
@@ -48,6 +49,7 @@ from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.assemble import make_run, release, silent
 from patchloom.training.run import make_plan
 from patchloom_runtime.errors import NumericalError, PatchloomError, UsageError
+from patchloom_runtime.printable import plural
 
 CLASSES = 100
 HELD_OUT = 0.1  # of the training images
@@ -152,6 +154,8 @@ class Worker:
             table = TABLES[task.table]
             variant = table.variants[task.variant].changes
             changes = {"optim.lr": task.lr, **table.base, **self.changes, **variant}
+            if changes["model.name"].startswith("timm:"):  # options of patch networks do not fit it
+                changes = {key: changes[key] for key in changes if key in variant or not key.startswith(OPTIONS)}
             if changes.get("objective.distillation", "none") in ("soft", "hard"):
                 changes["objective.teacher"] = str(self.teacher)
         share = changes.get("train_share", 1.0)
@@ -289,9 +293,11 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
         with ProcessPoolExecutor(given.workers, context, _start, arguments) as pool:
             running: dict[Future[list[dict[str, Any]]], Task] = {}
             failed: list[Task] = []
+            seconds: list[float] = []
             while True:
                 late = time.perf_counter() - begun > given.seconds
                 ready, waiting = missing(names, given)
+                print(cost_text(len(ready) + waiting, seconds, given.workers), flush=True)
                 ready = [task for task in ready if task not in (*running.values(), *failed)]
                 for task in ready[: 0 if late else given.workers - len(running)]:
                     running[pool.submit(_run, task)] = task
@@ -301,7 +307,9 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
                 for future in done:
                     task = running.pop(future)
                     try:
-                        store(given.out, task, future.result())
+                        lines = future.result()
+                        seconds.append(lines[0]["seconds"])
+                        store(given.out, task, lines)
                     except (PatchloomError, RuntimeError) as error:  # the other runs go on
                         failed.append(task)
                         print(
@@ -309,6 +317,12 @@ def train_missing(names: Sequence[str], given: argparse.Namespace) -> None:
                         )
     if left := len(ready) + waiting + len(failed):
         print(f"{left} runs are left, of which {len(failed)} failed; the same command repeats them", flush=True)
+
+
+def cost_text(runs: int, seconds: Sequence[float], workers: int) -> str:
+    """Return how many runs are missing and, once one is finished, about how long they take."""
+    text = f"missing: {plural(runs, 'run')}"
+    return f"{text}, about {duration(runs * median(seconds) / workers)}" if runs and seconds else text
 
 
 def missing(names: Sequence[str], given: argparse.Namespace) -> tuple[list[Task], int]:

@@ -61,15 +61,15 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.pruning import prune as prune
     from patchloom.tasks.classification.several_runs import probe as probe
     from patchloom.tasks.classification.soup import soup as soup
-    from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
+    from patchloom.tasks.detection.model import ObjectDetector as ObjectDetector
     from patchloom.tasks.evaluate import compare as compare
     from patchloom.tasks.evaluate import evaluate as evaluate
     from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
     from patchloom.tasks.predict import predict as predict
-    from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
-    from patchloom.tasks.translation.translator import Translator as Translator
-    from patchloom.tasks.translation.translator import translate as translate
+    from patchloom.tasks.segmentation.model import Segmenter as Segmenter
+    from patchloom.tasks.translation.model import Translator as Translator
+    from patchloom.tasks.translation.model import translate as translate
     from patchloom.tasks.verify import sign as sign
     from patchloom.tasks.verify import verify as verify
     from patchloom.training.auditing.audit import audit as audit
@@ -91,14 +91,14 @@ _WHERE = {
     "Ema": "patchloom.engine.ema",
     "Index": "patchloom.inference.index",
     "NumericalError": "patchloom.errors",
-    "ObjectDetector": "patchloom.tasks.detection.detector",
+    "ObjectDetector": "patchloom.tasks.detection.model",
     "PatchloomError": "patchloom.errors",
     "Reading": "patchloom.data.reading",
     "Recipe": "patchloom.recipes.schema",
     "ResourceError": "patchloom.errors",
     "Schedule": "patchloom.engine.optimization",
-    "Segmenter": "patchloom.tasks.segmentation.segmenter",
-    "Translator": "patchloom.tasks.translation.translator",
+    "Segmenter": "patchloom.tasks.segmentation.model",
+    "Translator": "patchloom.tasks.translation.model",
     "UsageError": "patchloom.errors",
     "absorb": "patchloom.models.network",
     "app": "patchloom.serving.verbs",
@@ -140,7 +140,7 @@ _WHERE = {
     "soup": "patchloom.tasks.classification.soup",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
-    "translate": "patchloom.tasks.translation.translator",
+    "translate": "patchloom.tasks.translation.model",
     "verify": "patchloom.tasks.verify",
     "watch": "patchloom.runs.watched",
 }
@@ -155,7 +155,7 @@ _DEPRECATED = {
     "Artefact": ("patchloom_runtime.artifacts.artifact:Artifact", "Artifact"),
     "Recorded": ("patchloom.models.cuda_graphs:CapturedNetwork", "CapturedNetwork"),
     "evaluate_runs": ("patchloom.tasks.evaluate:evaluate", "evaluate"),
-    "load_translator": ("patchloom.tasks.translation.translator", "load"),
+    "load_translator": ("patchloom.tasks.translation.model", "load"),
 }
 
 __all__ = sorted(_WHERE)

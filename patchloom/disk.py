@@ -343,7 +343,6 @@ class Lock:
             return True
 
     def release(self) -> None:
-        """Release the lock."""
         self._let_go()
         if self.open_file:
             self.open_file.close()

@@ -27,6 +27,7 @@ STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIG
 END_AT_ONCE: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+OWN_SCHEDULE = Path("/proc/self/schedstat")  # nanoseconds on a core, nanoseconds of waiting for one, switches
 
 
 def cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
@@ -42,6 +43,17 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [limit for group in _groups(cgroups, own) if (limit := _limit_v2(group) or _limit_v1(group)) is not None]
     return max(1, min([available, *map(math.ceil, limits)]))
+
+
+def slowdown(schedule: Path = OWN_SCHEDULE) -> float:
+    """Return how many times as long this process's main thread has taken as it would have alone on the machine.
+
+    1.0 where the system does not count the time that a thread waits for a core (Linux does).
+    """
+    with suppress(OSError, ValueError):
+        running, waiting, _ = (int(number) for number in schedule.read_text("ascii").split())
+        return 1.0 + waiting / running if running else 1.0
+    return 1.0
 
 
 def resolve_device(device: str) -> str:

@@ -1,4 +1,4 @@
-"""Parts that a user plugs into a training: model, transform, loss, metrics, callbacks, optimizer.
+"""Parts that a user plugs into a training run: model, transform, loss, metrics, callbacks, optimizer.
 
 Python code passes them to `patchloom.train`. A command reads them from `--plugin FILE`, whose functions and classes are
 marked with `register`. Such a file is the user's own code, and it runs. Nothing is loaded because a run folder names
@@ -84,7 +84,7 @@ def plugin_files() -> list[str]:
 
 
 def registered_settings() -> dict[str, Any]:
-    """Return what plug-in files registered as settings of a training. Raise UsageError for two parts of one kind."""
+    """Return what plug-in files registered as settings of a run. Raise UsageError for two parts of one kind."""
     settings: dict[str, Any] = {}
     for kind, things in _registered.items():
         if kind == "metric" and things:

@@ -19,6 +19,10 @@ from typing import IO
 
 import torch
 
+# Autograd counts the devices once, at its first use. Fake tensors, such as those of an export, pose as a CUDA device,
+# for which it would start a thread; a process forked after that cannot train.
+torch.ones((), requires_grad=True).backward()
+
 
 class Forked:
     """The process, with what tests ask of `subprocess.Popen`; what it writes goes into files."""

@@ -130,6 +130,10 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_every_block_runs_or_says_why_not(page: Path) -> None:
     text = page.read_text("utf-8")
     assert len(blocks(page)) == len(re.findall(r"(?m)^\s*```(?:python|bash|sh|console|pycon)$", text))
+    outside = re.sub(r"(?ms)^```.*?^```", "", text)
+    assert (
+        re.findall(r"(?m)^ {4,}(?:patchloom|python|pytest|pip|make|torchrun|import|from) .*", outside) == []
+    )  # by indentation
     for block in blocks(page):
         if block.comment.startswith("run by "):
             test = ROOT / block.comment.removeprefix("run by ")

@@ -1,10 +1,10 @@
-"""The cores a process may use: affinity and the limits of its control groups."""
+"""The cores a process may use, by affinity and the limits of its control groups, and how long it waits for them."""
 
 from pathlib import Path
 
 import pytest
 
-from patchloom.machine import cores
+from patchloom.machine import cores, slowdown
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,14 @@ def test_affinity_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
     (tmp_path / "cpu.max").write_text("200000 100000")
     assert cores(tmp_path, tmp_path / "missing") == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [("200 600 9", 4.0), ("200 0 1", 1.0), ("0 0 0", 1.0), ("odd", 1.0)])
+def test_time_spent_waiting_for_a_core_is_a_slowdown(tmp_path: Path, text: str, expected: float) -> None:
+    schedule = tmp_path / "schedstat"
+    schedule.write_text(text)
+    assert slowdown(schedule) == expected
+
+
+def test_a_system_that_does_not_count_it_has_no_slowdown(tmp_path: Path) -> None:
+    assert slowdown(tmp_path / "missing") == 1.0

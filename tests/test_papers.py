@@ -27,6 +27,7 @@ from patchloom.tasks.images import resolved_recipe
 from patchloom.tasks.images.networks import network_options
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training import run as training
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import class_folders, command
 from tests.small_runs import trained  # noqa: F401
 from tests.tasks.classification.test_levels import colors, make_run
@@ -105,6 +106,13 @@ def test_every_table_and_figure_has_a_row(document: str) -> None:
 def test_every_row_has_a_command_or_says_that_it_has_none() -> None:
     for head, _, cell in ROWS:
         assert "`patchloom " in cell or cell == "none", head
+
+
+def test_figures_are_drawn() -> None:
+    for head, what, cell in ROWS:
+        commands = re.findall(r"`patchloom ([^`]+)`", cell)
+        printing = [text for text in commands if text.startswith(("models", "recipes")) and "--svg" not in text]
+        assert not head.startswith("figure") or not printing or "settings" in what, head
 
 
 IDS = {"RM": 12, "MX": 10, "SM": 5, "DE": 9, "CA": 6, "PC": 8, "D3": 6, "SS": 2, "GR": 10, "TR": 4, "MT": 3}
@@ -269,6 +277,25 @@ def test_every_training_states_its_length() -> None:
 @pytest.mark.parametrize(("text", "statement"), STATEMENTS)
 def test_a_training_is_that_of_its_row(text: str, statement: str, monkeypatch, capsys) -> None:
     assert wrong_statements(stated_recipe(text, monkeypatch, capsys), statement) == []
+
+
+def without_options() -> list[tuple[str, str]]:
+    """Each training command, and the same without one of its settings."""
+    pairs = []
+    for text in TRAININGS:
+        parts = shlex.split(text)
+        places = [place for place, part in enumerate(parts) if part == "--set"]
+        pairs += [(text, shlex.join(parts[:place] + parts[place + 2 :])) for place in places]
+    return pairs
+
+
+@pytest.mark.parametrize(("text", "shorter"), without_options())
+def test_every_setting_of_a_row_changes_its_training(text: str, shorter: str, monkeypatch, capsys) -> None:
+    try:
+        other = stated_recipe(shorter, monkeypatch, capsys)
+    except UsageError:  # the others need it
+        return
+    assert stated_recipe(text, monkeypatch, capsys) != other
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_no_accepted_version_has_a_known_vulnerability() -> None:
 
 def test_the_newest_versions_are_pinned() -> None:
     newest = pins("constraints.txt")
-    untested = {"av", "pillow-heif", "openvino", "wandb", "mlflow", "trackio"}
+    untested = {"av", "pillow-heif", "openvino", "wandb", "mlflow", "trackio", "ray"}
     for package, floor in floors().items():
         if package not in untested:
             assert version(newest[package].split("+")[0]) >= version(floor), package

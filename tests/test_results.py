@@ -45,9 +45,14 @@ def test_the_form_is_described(folder: str) -> None:
     [
         ("results", {"commit": ""}, ["commit"]),
         ("results", {"date": "yesterday"}, ["date", "yesterday", "YYYY-MM-DD"]),
+        ("results", {"date": "2026-13-01"}, ["date", "2026-13-01", "YYYY-MM-DD"]),
         ("results", {"results": [{"tool": "a"}]}, ["value", "result 1"]),
         ("results", {"results": [{"tool": "a", "value": float("nan")}]}, ["value", "NaN", "number"]),
         ("results", {"speed": 3}, ["speed", "title"]),
+        ("networks", {"description": "wide | deep"}, ["description", "wide | deep"]),
+        ("networks", {"remark": "<script>"}, ["remark", "<script>"]),
+        ("networks", {"command": "```"}, ["command", "one line"]),
+        ("networks", {"values": [123.0], "interval": [120, 130], "metric": "% top-1"}, ["values", "123", "100"]),
         ("networks", {"network": "absent"}, ["network", "missing"]),
         ("networks", {"epochs": "many"}, ["epochs", "many", "whole number"]),
         ("networks", {"parameters": True}, ["parameters", "true"]),
@@ -70,6 +75,17 @@ def test_a_wrong_file_is_refused(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert missing(lines[0], "mine.json", *facts) == []
+
+
+def test_a_file_outside_of_the_folders_is_checked_by_its_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = wrong("networks", {}, tmp_path)
+    path = inside.rename(tmp_path / "mine.json")
+    assert results.main([str(path)]) == 0
+    path.write_text(path.read_text().replace('"epochs": ', '"epochs": -'))
+    assert results.main([str(path)]) == 1
+    assert missing(capsys.readouterr().err, "mine.json", "epochs", "whole number") == []
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,3 +120,9 @@ def test_the_networks_of_the_papers_have_their_published_costs() -> None:
             assert int(parameters.replace(",", "")) == costs[name][0]
             assert madds == f"{costs[name][1]:.2f}"
     assert listed == set(costs)
+
+
+def test_the_summary_has_patchloom_in_its_own_column() -> None:
+    rows = [line.strip("| ").split(" | ") for line in results.summary().splitlines()[2:]]
+    assert len(rows) == len(results.measurements())
+    assert [row[0] for row in rows if len(row) != 3 or "patchloom" in row[2]] == []

@@ -211,7 +211,7 @@ DESCRIBED = {
 }
 # Sentences of a help text about typing the option, which the docstring of the function omits.
 ABOUT_TYPING = re.compile(
-    r" ?\b(Repeatable|Without a value: \d+|With --levels: separability|Quote one that has several parts"
+    r" ?\b(Repeatable|Without a value: \d+|With --levels: separability|Quote several parts of one: 'a/ b/'"
     r"|Patterns such as 'cait_\*' work too|Prefer the environment variable: other users can see command lines)\."
 )
 

@@ -8,7 +8,8 @@
 docs/releasing.md describes the whole release. `check` runs outside the checkout. Environments are made in .release/:
 `core` (patchloom without extras), one per extra, `runtime` (patchloom-runtime with onnxruntime) and `server`
 (deploy/Dockerfile.serve). An extra's environment installs what the extra adds and reads everything else from `core`:
-torch would otherwise be installed 17 times. `runtime` and `server` use the artifact that `export` writes.
+torch would otherwise be installed 17 times. `runtime` and `server` use the artifact that `export` writes, so they
+check `export` too.
 """
 
 import argparse
@@ -31,6 +32,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = {
     "parquet": "pyarrow",
     "buckets": "obstore",
+    "ray": "ray",
     "stream": "datasets",
     "digits": "sklearn",
     "faiss": "faiss",
@@ -48,6 +50,7 @@ EXTRAS = {
     "docs": "mkdocs material",
 }
 ENVIRONMENTS = ["core", *EXTRAS, "runtime", "server"]
+UNPINNED = {"mlflow", "trackio"}  # require older versions of pyarrow, protobuf or Pillow than constraints.txt has
 # Commands that need an extra: `core` refuses them and names the extra.
 COMMANDS = {
     "digits": ["train digits --epochs 1 --set train_share=0.1 --out runs/digits"],
@@ -163,7 +166,8 @@ class Environment:
             "--quiet",
             "--disable-pip-version-check",
         ]
-        run([*pip, "--constraint", CONSTRAINTS, "--find-links", DIST, *words])
+        pins = [] if self.folder.name in UNPINNED else ["--constraint", CONSTRAINTS]
+        run([*pip, *pins, "--find-links", DIST, *words])
 
     def packages(self) -> Path:
         return next(path for path in self.folder.rglob("site-packages") if path.is_dir())
@@ -200,6 +204,8 @@ def readme_commands() -> tuple[list[str], str]:
 
 def check(only: list[str], python: str) -> None:
     wanted = set(only or ENVIRONMENTS)
+    if wanted & {"runtime", "server"}:
+        wanted.add("export")  # writes the artifact that they use
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         core = check_core(place, python)

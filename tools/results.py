@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\n" not in value and "```" not in value
+
+
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and "\n" not in value
+    return _is_line(value) and not set("|<>") & set(str(value))
+
+
+def _is_day(value: object) -> bool:
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        return False
+    try:
+        return bool(date.fromisoformat(value))
+    except ValueError:
+        return False
 
 
 def _is_list(value: object, of: Callable[[object], bool]) -> bool:
@@ -37,8 +51,9 @@ def _is_count(value: object) -> bool:
 
 # Kind of a field → the value that is expected, and its test.
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "text": ("one line of text", _is_text),
-    "date": ("a day, YYYY-MM-DD", lambda v: _is_text(v) and bool(re.fullmatch(r"\d{4}-\d\d-\d\d", v))),
+    "text": ("one line of text without |, < and >, which tables and pages cannot hold", _is_text),
+    "command": ("one line", _is_line),
+    "date": ("a day, YYYY-MM-DD", _is_day),
     "commit": ("7 to 40 hex digits", lambda v: _is_text(v) and bool(re.fullmatch(r"[0-9a-f]{7,40}", v))),
     "sha256": ("64 hex digits", lambda v: _is_text(v) and bool(re.fullmatch(r"[0-9a-f]{64}", v))),
     "versions": (
@@ -68,14 +83,14 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 # Form of a file → kind per field. A "?" marks a field that may be left out.
 MEASUREMENT = {
     "title": "text", "unit": "text", "better": "direction", "results": "rows", "date": "date", "machine": "text",
-    "versions": "versions", "commit": "commit", "command": "text", "remark": "text?", "order": "order?",
+    "versions": "versions", "commit": "commit", "command": "command", "remark": "text?", "order": "order?",
 }  # fmt: skip
 MEASUREMENT_ROW = {"tool": "text", "value": "number", "note": "text?"}
 NETWORK = {
     "network": "text", "description": "text", "recipe": "text", "dataset": "text", "resolution": "count",
     "parameters": "count", "epochs": "count", "seeds": "seeds", "metric": "text", "better": "direction",
     "selection": "text", "values": "values", "interval": "interval", "interval_of": "text", "date": "date",
-    "machine": "text", "versions": "versions", "commit": "commit", "command": "text", "log_sha256": "sha256",
+    "machine": "text", "versions": "versions", "commit": "commit", "command": "command", "log_sha256": "sha256",
     "missing": "reasons?", "remark": "text?",
 }  # fmt: skip
 MAY_BE_NULL = ("resolution", "parameters", "epochs", "seeds", "interval", "interval_of", "commit", "log_sha256")
@@ -122,6 +137,8 @@ def _check_network(entry: dict[str, Any], name: str) -> None:
         raise ValueError(
             f"{name}: {len(entry['values'])} values for {len(entry['seeds'])} seeds, expected one per seed"
         )
+    if entry["metric"].startswith("%") and not all(0 <= value <= 100 for value in entry["values"]):
+        raise ValueError(f"{name}: 'values' are {entry['values']}, expected percentages from 0 to 100")
     if entry["interval"] is not None and not entry["interval"][0] <= mean(entry) <= entry["interval"][1]:
         raise ValueError(f"{name}: the mean {mean(entry):g} is outside of the interval {entry['interval']}")
 
@@ -141,7 +158,7 @@ CHECKS = {"results": _check_measurement, "networks": _check_network, "claims": _
 def read(path: Path) -> dict[str, Any]:
     """Return the contents of a file. Raise ValueError, with the file's name, if its form is wrong.
 
-    The folder decides the form: `networks`, `claims`, or a measurement anywhere else.
+    The folder decides the form: `networks`, `claims` or `results`; anywhere else, the fields do.
     """
     try:
         entry = json.loads(path.read_text("utf-8"))
@@ -149,7 +166,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: it cannot be read as JSON: {error}") from error
     if not isinstance(entry, dict):
         raise ValueError(f"{path.name}: a file has one JSON object")
-    CHECKS.get(path.parent.name, _check_measurement)(entry, path.name)
+    kind = "networks" if "network" in entry else "claims" if "claims" in entry else "results"
+    CHECKS[path.parent.name if path.parent.name in CHECKS else kind](entry, path.name)
     return entry
 
 
@@ -182,11 +200,13 @@ def summary() -> str:
     """Return one row per measurement: patchloom and the others."""
     lines = ["| measured | patchloom | others |", "|---|---|---|"]
     for each in measurements():
-        own = "; ".join(_value(row, each["unit"]) for row in each["results"] if row["tool"] == "patchloom")
-        others = "; ".join(
-            f"{row['tool']}: {_value(row, each['unit'])}" for row in each["results"] if row["tool"] != "patchloom"
-        )
-        lines.append(f"| {each['title']}, {each['machine']} | {own} | {others} |")
+        own, others = [], []
+        for row in each["results"]:
+            tool, _, case = row["tool"].partition(", ")  # "patchloom" or "patchloom, one query"
+            name = case if tool == "patchloom" else row["tool"]
+            text = f"{name}: {_value(row, each['unit'])}" if name else _value(row, each["unit"])
+            (own if tool == "patchloom" else others).append(text)
+        lines.append(f"| {each['title']}, {each['machine']} | {'; '.join(own)} | {'; '.join(others)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -288,17 +308,25 @@ def claims_of(page: str) -> str:
 
 
 def claims_of_all() -> str:
-    """Return one row per tested claim of all pages, by verdict, and the number of the others."""
+    """Return the number of claims by verdict, and one table of the tested claims of all pages per verdict."""
     every = [(page, each) for page, entries in claims().items() for each in entries]
-    lines = ["| claim | paper | verdict |", "|---|---|---|"]
+    counts = {verdict: sum(each["verdict"] == verdict for _, each in every) for verdict in VERDICTS}
+    parts = [f"Of {len(every)} claims: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.\n"]
     for verdict in VERDICTS[:-1]:
-        lines += [
-            f"| {each['claim']} | [{each['place']}]({page}.md#what-was-measured-here) | *{verdict}* |"
+        rows = [
+            f"| {each['claim']} | [{each['place']}]({page}.md#what-was-measured-here) "
+            f"| {each['seeds']} | {_remark(each)} |"
             for page, each in every
             if each["verdict"] == verdict
         ]
-    counts = ", ".join(f"{sum(each['verdict'] == verdict for _, each in every)} {verdict}" for verdict in VERDICTS)
-    return "\n".join(lines) + f"\n\nOf {len(every)} claims: {counts}.\n"
+        head = "| claim | paper | seeds | remark |\n|---|---|---|---|\n"
+        parts.append(f"### {verdict.capitalize()}\n\n{head}" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _remark(claim: dict[str, str]) -> str:
+    """Return the evidence of a claim without its links."""
+    return re.sub(r"\[[^]]*\]\([^)]*\)(, \d{4}-\d\d-\d\d)?(, )?", "", claim["evidence"]).strip(" ;:,") or "–"
 
 
 def rendered(text: str) -> str:

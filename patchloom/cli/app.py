@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions(ServingOptions):
-    """Options of `patchloom app`."""
-
     port: Annotated[
         int | None,
         Option("Port to listen on. Default: 8000, or a free one if that is taken.", minimum=0, maximum=65535),

@@ -16,8 +16,6 @@ LISTED = 10  # rows per table in the terminal; the page, --json and --verbose ha
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """Options of `patchloom audit`."""
-
     data: Annotated[
         tuple[str, ...],
         Argument("Folder of class folders, or other classification data that `train` reads.", metavar="DATA"),
@@ -28,7 +26,7 @@ class AuditOptions:
     ] = None
     unlabeled: Annotated[
         str | None,
-        Option("Folder of unlabeled images; the most useful to label are chosen from it (--most).", metavar="FOLDER"),
+        Option("Folder of unlabeled images; --most of them are proposed for labeling.", metavar="FOLDER"),
     ] = None
     most: Annotated[int, Option("Number of unlabeled images to choose.", metavar="N")] = 20
     page: Annotated[str | None, Option("HTML page. Default: audit.html in the folder of the runs.")] = None
@@ -53,7 +51,7 @@ class AuditOptions:
 
 
 def audit(options: AuditOptions) -> None:
-    """Find likely wrong labels, conflicts, leaks and outliers, and write a page to correct them.
+    """Train several runs to find likely wrong labels, copies and outliers, and write a page to correct them.
 
     patchloom audit photos/
 

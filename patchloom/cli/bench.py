@@ -9,8 +9,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of `patchloom bench`."""
-
     names: Annotated[
         list[str],
         Argument("Networks; timm:NAME is a network of timm. Patterns such as 'cait_*' work too.", complete="model"),
@@ -18,13 +16,18 @@ class BenchOptions:
     device: Device = "auto"
     size: Annotated[int, Option("Image size in pixels.")] = 224
     batches: Annotated[
-        str, Option("Batch sizes to try; the fastest is reported. Or the largest that fits.", metavar="N,…|largest")
+        str,
+        Option(
+            "Batch sizes; the fastest is reported. largest: the largest that fits in memory.", metavar="N,…|largest"
+        ),
     ] = "1,4,16,64"
     limit_mib: Annotated[
-        int | None, Option("With --batches largest: the memory of a batch in MiB. Default: that of the GPU.", minimum=1)
+        int | None, Option("With --batches largest: memory limit in MiB. Default: the memory of the GPU.", minimum=1)
     ] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option("Precision.")] = "float32"
-    absorb: Annotated[bool, Option("Also measure each network with its affine parts absorbed.")] = False
+    absorb: Annotated[bool, Option("Also measure each network with its affine layers merged into their neighbors.")] = (
+        False
+    )
     compiled: Annotated[bool, Option("Measure under torch.compile.", name="compile")] = False
     memory: Annotated[
         str | None,

@@ -11,15 +11,16 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    """Options of `patchloom calibrate`."""
-
     run: Annotated[str, Argument("Run of a classifier.", complete="run")]
     data: Annotated[
         str | None, Argument("Images with its classes that it was not trained on. Default: the data of the run.")
     ] = None
     max_error: Annotated[
         str | None,
-        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE"),
+        Option(
+            "Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.",
+            metavar="SHARE",
+        ),
     ] = None
     confidence: Annotated[str, Option("Probability that --max-error holds for new images.", metavar="SHARE")] = "90%"
     max_rejected: Annotated[
@@ -39,7 +40,7 @@ class CalibrateOptions:
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """Fit the temperature of a classifier, and when it answers "none of these", to images it was not trained on.
+    """Make the probabilities of a classifier reliable, and choose when it answers "none of these".
 
     patchloom calibrate runs/photos --max-error 5%
 

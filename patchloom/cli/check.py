@@ -30,8 +30,6 @@ DETAILED = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd files
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Options of `patchloom check`."""
-
     data: Annotated[tuple[str, ...], Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
     page: Annotated[str | None, Option("HTML page. Default: runs/check-NAME/check.html, if there are problems.")] = None
     against: Annotated[
@@ -56,7 +54,7 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> None:
-    """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems.
+    """Find unreadable and odd files, duplicates, copies between splits, uneven classes. Exits with 3 if there are any.
 
     patchloom check photos/
     """
@@ -69,7 +67,7 @@ def check(options: CheckOptions) -> None:
     if page:
         refuse_inside(page, data)
     if options.list_file and against is None:
-        raise UsageError("--list says where the list of --against goes; give both")
+        raise UsageError("--list names the file for the list of --against; pass both")
     if options.list_file:
         refuse_inside(Path(options.list_file), data, against or "", what="list")
     started = time.perf_counter()

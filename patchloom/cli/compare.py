@@ -16,8 +16,6 @@ from patchloom.options import Option
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(EvaluationOptions):
-    """Options of `patchloom compare`."""
-
     seeds: Annotated[bool, Option("Mean, std, min and max over runs that differ only in their seed.")] = False
     agreement: Annotated[bool, Option("How often runs, their heads and the labels disagree.")] = False
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """Options of `patchloom convert`."""
-
     source: Annotated[
         str,
         Argument("Weights file (.safetensors, .pth or .npz); with --to, a run.", metavar="FILE|RUN", complete="run"),

@@ -12,8 +12,6 @@ from patchloom.options import Option
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Options of `patchloom demo`."""
-
     out: Annotated[str, Option("Run folder.")] = "runs/demo"
     epochs: Annotated[int, Option("Passes over the 1,437 training images.")] = 30
     as_json: Json = False

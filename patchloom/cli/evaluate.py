@@ -37,9 +37,10 @@ class EvaluationOptions:
     text: Annotated[str | None, Option("Parallel text, for translation runs: BLEU, chrF, loss.")] = None
     cost: Annotated[bool, Option("Also measure speed, multiply-adds, parameters and memory.")] = False
     device: Device = "auto"
-    multi_scale: Annotated[bool, Option("Segmentation runs: average six scales, each also mirrored.", panel=IMAGES)] = (
-        False
-    )
+    multi_scale: Annotated[
+        bool,
+        Option("For segmentation: average the predictions at six scales and of their mirror images.", panel=IMAGES),
+    ] = False
     mode: Annotated[
         str | None,
         Option(
@@ -75,8 +76,6 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvaluationOptions):
-    """Options of `patchloom evaluate`."""
-
     sweep: Annotated[
         str | None,
         Option("Top-1 at several crop ratios or image sizes; crop=0.8,0.9,1 lists them.", metavar="crop|size"),
@@ -84,7 +83,7 @@ class EvaluateOptions(EvaluationOptions):
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Measure top-1 with its interval, top-5, loss, calibration and classes of a run.
+    """Measure a run on labeled data: top-1 with its interval, loss and calibration; or mIoU, mAP, BLEU …
 
     patchloom evaluate runs/photos photos/
 
@@ -102,7 +101,7 @@ def evaluate(options: EvaluateOptions) -> None:
     check_image_options(options, runs, data, changed(options, "sweep"))
     if options.sweep is not None:
         if options.cost:
-            raise UsageError("--sweep does not go with --cost: run them one after the other")
+            raise UsageError("--sweep cannot be used with --cost; run one after the other")
         _sweep(runs, str(data), options)
         return
     from patchloom.cli.evaluation_tables import print_evaluations
@@ -114,15 +113,15 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def runs_and_data(options: EvaluationOptions) -> tuple[list[str], str | None]:
     """Split the arguments into runs and data."""
-    from patchloom.runs.locate import names_run
+    from patchloom.runs.locate import local_copy, names_run
     from patchloom_runtime.artifacts.metadata import is_artifact
 
     paths = options.paths
     is_model = names_run(paths[-1]) or is_artifact(paths[-1])
     runs, data = (paths, options.text) if options.text is not None or is_model else (paths[:-1], paths[-1])
     if not runs:
-        raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
-    return runs, data
+        raise UsageError(f"{paths[-1]} is not a run folder: it has no config.json")
+    return [local_copy(run) for run in runs], data
 
 
 def evaluate_images(
@@ -230,5 +229,5 @@ def _sweep_values(text: str) -> tuple[Any, list[float] | None]:
     except ValueError:
         values = []
     if over not in ("crop", "size") or values == []:
-        raise UsageError(f"--sweep takes crop, size, or one with values such as crop=0.8,0.9,1; given {text!r}")
+        raise UsageError(f"--sweep is {text!r}, expected crop or size, with or without values: crop=0.8,0.9,1")
     return over, values

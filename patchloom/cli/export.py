@@ -17,13 +17,9 @@ COMPARISON = "Comparison with the run"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of `patchloom export`."""
-
     run: Annotated[str, Argument("Run folder of any task, or published weights.", complete="run")]
     out: Annotated[str, Option("Artifact folder, such as photos-onnx; or a page, such as page.html.")]
-    to: Annotated[str | None, Option("onnx (default), torch or openvino; or html, one page that runs by itself.")] = (
-        None
-    )
+    to: Annotated[str | None, Option("onnx (default), torch or openvino; or html, a self-contained page.")] = None
     data: Annotated[str | None, Option("Images to compare on. Default: those of the run.")] = None
     size: Annotated[int | None, Option("Image size in pixels. Default: the run's.")] = None
     half: Annotated[bool, Option("Use float16 weights and arithmetic.")] = False

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from patchloom.cli.options import Batch, Device, DryRun, Json, OmitFields, Trunk, Workers, keywords
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.options import Argument, Option
+from patchloom.options import HARDWARE, Argument, Option
 
 if TYPE_CHECKING:
     from patchloom.inference.index_build import BuildSummary
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """Options of `patchloom index`."""
-
     model: Annotated[str, Argument("Run folder, resmlp_s12:in1k, or hub:user/name.", metavar="RUN", complete="run")]
     images: Annotated[list[str], Argument("Image files or folders, labeled as `train` reads them.")]
-    out: Annotated[str, Option("Index folder. New images are added if it exists.")]
+    out: Annotated[str, Option("Index folder, or address in a bucket. New images are added if it exists.")]
     device: Device = "auto"
-    exact: Annotated[bool, Option("Compare queries with all files, also beyond a million.")] = False
+    exact: Annotated[bool, Option("Compare queries with all files. Default: approximate search beyond a million.")] = (
+        False
+    )
     prune: Annotated[bool, Option("Drop files that are gone from these folders.")] = False
     trunk: Trunk = False
     level: Annotated[str | None, Option("Label level of search results. Default: the run's.")] = None
@@ -28,6 +28,9 @@ class IndexOptions:
         str | None, Option("Embed one of several shares of the files, such as 3/8, for --join.", metavar="I/N")
     ] = None
     join: Annotated[bool, Option("Join the shares that were made with --part.")] = False
+    engine: Annotated[Literal["local", "ray"], Option("ray embeds tar shards on a Ray cluster.", panel=HARDWARE)] = (
+        "local"
+    )
     dry_run: DryRun = False
     reading: Annotated[
         Reading, OmitFields(("images", "masks", "boxes", "ignore", "names", "exclude", "corrections", "val"))
@@ -59,13 +62,24 @@ def index(options: IndexOptions) -> None:
 
 def _print_plan(options: IndexOptions) -> None:
     from patchloom.cli.output import print_json, print_result
+    from patchloom.data.sources.specs import is_url
     from patchloom.inference.classifier import load
-    from patchloom.inference.index_build import collect
+    from patchloom.inference.index_build import collect, shards_of
     from patchloom.inference.index_files import FILE, read_about
+    from patchloom.inference.shard_parts import ShardEmbedder, ShardJob
     from patchloom_runtime.errors import UsageError
 
-    if missing := [path for path in options.images if not Path(path).exists()]:
+    if missing := [path for path in options.images if not (is_url(path) or Path(path).exists())]:
         raise UsageError(f"{missing[0]}: no such file or folder")
+    if shards := shards_of(options.images):
+        job = ShardJob(options.model, options.out, options.device, options.trunk, options.reading, options.batch)
+        waiting = len(ShardEmbedder(job).missing(shards))
+        if options.as_json:
+            print_json({"index": options.out, "shards": len(shards), "shards_missing": waiting})
+            return
+        print_result(f"{waiting:,} of {len(shards):,} shards would be embedded by {options.model} into {options.out}")
+        print("Nothing was written.   Next: the same command without --dry-run")
+        return
     classifier = load(options.model, device=options.device)
     files = collect(options.images, classifier, reading=options.reading, level=options.level).files
     folder = Path(options.out)

@@ -14,11 +14,13 @@ TOP_RANKED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions:
-    """Options of `patchloom look`."""
-
     run: Annotated[
         str,
-        Argument("Run or artifact folder, published weights such as resmlp_s12:in1k, or NAME@FILE.", complete="run"),
+        Argument(
+            "Run or artifact folder, published weights such as resmlp_s12:in1k, or NAME@FILE (a network and its "
+            "weights).",
+            complete="run",
+        ),
     ]
     images: Annotated[
         list[str] | None,
@@ -28,7 +30,7 @@ class LookOptions:
         ),
     ] = None
     ranked: Annotated[bool, Option("For each val image, its nearest training images, framed by correctness.")] = False
-    data: Annotated[str | None, Option("Where the run's data are now, for mistakes and ranked lists.")] = None
+    data: Annotated[str | None, Option("The run's data, if they were moved; for mistakes and ranked lists.")] = None
     count: Annotated[int | None, Option("Largest number of images, spread over the classes. Default: 24.")] = None
     page: Annotated[str | None, Option("HTML page. Default: look.html or ranked.html in the run folder.")] = None
     top: Annotated[int | None, Option("Classes per image (default: 5); with --ranked, images per query (10).")] = None
@@ -37,7 +39,7 @@ class LookOptions:
 
 
 def look(options: LookOptions) -> None:
-    """Draw predictions on images: the network's input, its classes next to the label, and the maps of its family.
+    """Draw predictions on images: the network's input, its classes next to the label, and maps of what it looked at.
 
     patchloom look runs/photos photos/test/
     """
@@ -49,7 +51,7 @@ def look(options: LookOptions) -> None:
         _ranked(options, page)
         return
     if options.trunk:
-        raise UsageError("--trunk chooses the vectors that images are compared by; give it with --ranked")
+        raise UsageError("--trunk chooses the vectors that images are compared by; pass it with --ranked")
     looks = _look(options, folder, page)
     _print(looks, as_json=options.as_json)
 
@@ -104,7 +106,7 @@ def _ranked(options: LookOptions, page: Path) -> None:
     folders = [find_run(run) for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folder is None:
-            raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
+            raise UsageError(f"{run} is not a run folder: it has no config.json; with --ranked, pass --data DATA")
     metadata = read_run_metadata(folders[0]) if folders[0] else None
     data = data_path(folders[0], metadata, options.data or None)
     top = TOP_RANKED if options.top is None else options.top

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """Options of `patchloom models`."""
-
     names: Annotated[list[str] | None, Argument("Names or patterns, such as 'cait_*'.", complete="model")] = None
     pretrained: Annotated[bool, Option("List published weights instead of networks.")] = False
     size: Annotated[int, Option("Image size in pixels.")] = 224
@@ -160,7 +158,7 @@ def _print_table(rows: "list[Weights]") -> None:
     from patchloom.cli.table import print_table
 
     print_table(
-        ["weights", "px", "top-1", "about", "licence"],  # few columns, so that names fit into 80 characters
+        ["weights", "px", "top-1", "about", "license"],  # few columns, so that names fit into 80 characters
         [(w.name, str(w.image_size), w.score or "–", w.size, w.licence or "–") for w in rows],
     )
 

@@ -53,7 +53,7 @@ def hint(old: str, new: str) -> str:
 
 
 def _move(options: list[str], hints: list[str]) -> str:
-    """Replace `evaluate` by the verb that its options belong to now, and return that verb."""
+    """Replace `evaluate` in `options` by the verb that has these options now, and return that verb."""
     names = [option.partition("=")[0] for option in options]
     for verb, moved in MOVED.items():
         if name := next((name for name in names if name in moved), None):

@@ -49,7 +49,7 @@ def parse_pairs(texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set takes field=value, such as augment.mixup=0; given {text!r}")
+            raise UsageError(f"--set takes field=value, such as augment.mixup=0; got {text!r}")
         pairs[key.strip()] = value.strip()
     return pairs
 
@@ -61,7 +61,7 @@ def parse_counts(option: str, text: str, example: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise UsageError(f"{option} takes numbers with commas, such as {example}; given {text!r}")
+        raise UsageError(f"{option} takes numbers with commas, such as {example}; got {text!r}")
     return numbers
 
 

@@ -31,7 +31,7 @@ def configure(*, quiet: bool = False, verbose: bool = False) -> None:
     _verbosity.quiet, _verbosity.verbose = _verbosity.quiet or quiet, _verbosity.verbose or verbose
     if _verbosity.quiet and _verbosity.verbose:
         reset()
-        raise UsageError("--quiet and --verbose do not go together; leave one out")
+        raise UsageError("--quiet and --verbose cannot be used together; drop one")
 
 
 def reset() -> None:

@@ -11,8 +11,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """Options of `patchloom pack`."""
-
     data: Annotated[str, Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
     out: Annotated[str, Option("Folder, or address in a bucket: s3://bucket/flowers.", metavar="SHARDS")]
     shard_size: Annotated[int, Option("Size in MiB from which the next shard begins.", metavar="MIB", minimum=1)] = 128

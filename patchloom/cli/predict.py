@@ -17,8 +17,6 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """Options of `patchloom predict`."""
-
     run: Annotated[
         str, Argument("Run or artifact folder, or published weights such as resmlp_s12:in1k.", complete="run")
     ]
@@ -28,7 +26,9 @@ class PredictOptions:
     top: Annotated[int | None, Option("Classes per image. Default: 3; of several labels, all that apply.")] = None
     threshold: Annotated[
         float | None,
-        Option("Drop classes with a lower score; an image without any is none.", minimum=0, maximum=1, metavar="P"),
+        Option(
+            'Drop classes with a lower score; an image that keeps none is "none".', minimum=0, maximum=1, metavar="P"
+        ),
     ] = None
     csv: Annotated[str | None, Option("Write the predictions to a CSV file.", metavar="FILE")] = None
     parquet: Annotated[str | None, Option("Write the predictions to a parquet file.", metavar="FILE")] = None

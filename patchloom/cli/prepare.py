@@ -11,20 +11,18 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """Options of `patchloom prepare`."""
-
     name: Annotated[str, Argument("Dataset.", metavar="wmt14")]
     folder: Annotated[str, Argument("Folder with the unpacked official archives.")]
     pair: Annotated[str, Option("Language pair.", metavar="en-de|en-fr")] = "en-de"
     out: Annotated[str | None, Option("New folder. Default: wmt14-PAIR.")] = None
     val_every: Annotated[
-        int | None, Option("Make every N-th line of train val, instead of the pair's usual val.", metavar="N")
+        int | None, Option("Take every N-th line of train as val, instead of the pair's usual val.", metavar="N")
     ] = None
     as_json: Json = False
 
 
 def prepare(options: PrepareOptions) -> None:
-    """Make train, val and test of the official files of WMT'14, which patchloom does not download."""
+    """Write train, val and test from the official files of WMT'14, which patchloom does not download."""
     from patchloom.cli.output import print_json, print_result
     from patchloom.data.text.wmt import prepare_wmt14
     from patchloom_runtime.errors import UsageError, nearest

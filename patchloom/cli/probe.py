@@ -26,8 +26,6 @@ PROBES = ("knn", "linear", "linear_sgd", "few_shot")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Options of `patchloom probe`."""
-
     paths: Annotated[
         list[str],
         Argument("Runs, then data with a train and a val split, of any classes.", metavar="RUN… DATA", complete="run"),
@@ -87,7 +85,7 @@ def probe(options: ProbeOptions) -> None:
         )
         return
     if options.trunk and options.knn is None and chosen:
-        raise UsageError("--trunk chooses the vectors that images are compared by; give it with --knn or --levels")
+        raise UsageError("--trunk chooses the vectors that images are compared by; pass it with --knn or --levels")
     from patchloom.tasks.classification.several_runs import probe as probe_runs
 
     counts = parse_counts("--knn", options.knn, "20 or 10,20") if options.knn is not None else [20] * (not chosen)
@@ -105,7 +103,7 @@ def _runs_and_data(options: ProbeOptions) -> tuple[list[str], str]:
     if names_run(data) or is_artifact(data):
         raise UsageError(f"{chosen} needs images: patchloom probe {data} DATA {chosen}")
     if not runs:
-        raise UsageError(f"{data} is not the folder of a run: it has no config.json")
+        raise UsageError(f"{data} is not a run folder: it has no config.json")
     return runs, data
 
 
@@ -113,9 +111,11 @@ def _check_levels(options: ProbeOptions, chosen: list[str]) -> None:
     from patchloom_runtime.errors import UsageError
 
     if others := [option for option in chosen if option != "--linear"]:  # --linear adds separability
-        raise UsageError(f"--levels does not go with {others[0]}: run them one after the other")
+        raise UsageError(f"--levels cannot be used with {others[0]}; run one after the other")
     if options.level is not None and not options.linear:
-        raise UsageError("--level does not go with --levels, which measures every level; with --linear it is halved")
+        raise UsageError(
+            "--levels measures every level; drop --level, or pass --linear too to split the classes of that level"
+        )
 
 
 def _print_probes(probes: "dict[str, Probes]", *, as_json: bool) -> None:

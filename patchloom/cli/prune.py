@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """Options of `patchloom prune`."""
-
     run: Annotated[str, Argument("Run of a classifier.", complete="run")]
     data: Annotated[
         str | None, Argument("Images to evaluate on, with the classes of the run. Optional with --out.")
@@ -41,7 +39,7 @@ class PruneOptions:
 
 
 def prune(options: PruneOptions) -> None:
-    """Measure accuracy against zeros and bits of the matrices A, B and C of a trained network; nothing is trained.
+    """Measure how the accuracy falls if small weights are set to zero or weights are rounded. Nothing is trained.
 
     patchloom prune runs/photos photos/
 
@@ -74,7 +72,7 @@ def _parse_shares(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--shares takes numbers with commas, such as 0.5,0.9; given {text!r}") from None
+        raise UsageError(f"--shares takes numbers with commas, such as 0.5,0.9; got {text!r}") from None
 
 
 def _print_plan(options: PruneOptions, shares: list[float] | None, bits: list[int] | None) -> None:

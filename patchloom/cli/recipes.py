@@ -9,8 +9,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class RecipesOptions:
-    """Options of `patchloom recipes`."""
-
     names: Annotated[list[str] | None, Argument("Names or patterns, such as 'deit3*'.", complete="recipe")] = None
     model: Annotated[str | None, Option("Network to show the values for.", complete="model")] = None
     as_yaml: Annotated[bool, Option("Print one recipe as the file that `train --recipe` reads.", name="yaml")] = False
@@ -39,7 +37,7 @@ def recipes(options: RecipesOptions) -> None:
     chosen = [get_recipe(known, options.model) for name in options.names for known in list_recipes(name) or [name]]
     if options.as_yaml:
         if len(chosen) != 1:
-            raise UsageError(f"--yaml prints one recipe, given {len(chosen)}")
+            raise UsageError(f"--yaml prints one recipe, got {len(chosen)}")
         print_result(chosen[0].to_yaml().rstrip("\n"))
     elif options.as_json:
         print_json([recipe.to_dict() for recipe in chosen])

@@ -10,8 +10,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Options of `patchloom report`."""
-
     runs: Annotated[list[str], Argument("Run folders; two or more are compared.", complete="run")]
     data: Annotated[str | None, Option("Where the data are now. Several runs are evaluated on it.")] = None
     split: Annotated[

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of `patchloom search`."""
-
     index: Annotated[str, Argument("Index folder made by `patchloom index`.")]
     queries: Annotated[list[str], Argument("Image files or folders.")]
     top: Annotated[int, Option("Files per query.")] = 10
     skip_self: Annotated[bool, Option("Leave out the query's own file.")] = False
     level: Annotated[str | None, Option("Level of the labels, fine for the finest. Default: the index's.")] = None
+    label: Annotated[list[str] | None, Option("Search only files with this label, at --level. Repeatable.")] = None
+    folder: Annotated[list[str] | None, Option("Search only files in this folder. Repeatable.")] = None
     condition: Annotated[
         str | None,
         Option(
@@ -38,7 +38,7 @@ class SearchOptions:
     device: Device = "auto"
     exact: Annotated[bool, Option("Compare with all files, also in an index for approximate search.")] = False
     recall: Annotated[
-        int, Option("Measure the recall of an approximate search with so many of the queries.", minimum=0)
+        int, Option("Measure the recall of an approximate search with this number of the queries.", minimum=0)
     ] = 0
     as_json: Json = False
 
@@ -61,8 +61,10 @@ def search(options: SearchOptions) -> None:
         exact=options.exact,
         recall=options.recall,
         level=options.level,
+        label=options.label,
+        folder=options.folder,
         condition=options.condition,
-        neighbours=options.neighbors,
+        neighbors=options.neighbors,
     )
     faults = [result.error for result in results if result.error]
     if len(faults) == len(results):
@@ -81,8 +83,12 @@ def search(options: SearchOptions) -> None:
         _print(results)
         if len(results) > 1 and (counted := count_right(results)):
             print_result(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
-        method = "exact" if options.exact or options.condition else method_in_words(index, results)
-        print_result(f"{len(index):,} files searched, {method}" + (f"; {options.page}" if options.page else ""))
+        is_filtered = bool(options.label or options.folder)
+        method = method_in_words(index, results)
+        if options.exact or options.condition or is_filtered:
+            method = "exact"
+        searched = f"{index.searched:,} of {len(index):,}" if is_filtered else f"{len(index):,}"
+        print_result(f"{searched} files searched, {method}" + (f"; {options.page}" if options.page else ""))
     if faults:
         raise typer.Exit(3)
 

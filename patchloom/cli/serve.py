@@ -35,8 +35,6 @@ class ServingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ServingOptions):
-    """Options of `patchloom serve`."""
-
     port: Annotated[int, Option("Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)] = 8000
     processes: Annotated[int, Option("Processes that hold the model; they share the cores.", minimum=1)] = 1
     api_key: Annotated[
@@ -46,7 +44,9 @@ class ServeOptions(ServingOptions):
             environment="PATCHLOOM_API_KEY",
         ),
     ] = None
-    queue: Annotated[int, Option("Images or lines that may wait; more are refused.", minimum=1, panel=LIMITS)] = 64
+    queue: Annotated[
+        int, Option("Images or lines that may wait in the queue; further ones are refused.", minimum=1, panel=LIMITS)
+    ] = 64
     batch: Annotated[int, Option("Images or lines per batch.", minimum=1, panel=LIMITS)] = 8
     deadline: Annotated[float, Option("Seconds after which a request fails.", minimum=0.1, panel=LIMITS)] = 30.0
     max_megabytes: Annotated[float, Option("Largest request body in MB.", minimum=0.001, panel=LIMITS)] = 20.0

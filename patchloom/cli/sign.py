@@ -10,11 +10,9 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class SignOptions:
-    """Options of `patchloom sign`."""
-
     folder: Annotated[
         str,
-        Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
+        Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
     key: Annotated[str, Option("File with a private elliptic-curve key (PEM).", metavar="KEY.pem")]
     as_json: Json = False
@@ -24,6 +22,8 @@ def sign(options: SignOptions) -> None:
     """Verify all files and sign them, in model.sig (OpenSSF model signing). Sign again after a change.
 
     patchloom sign runs/photos --key key.pem
+
+    Make a key with: openssl ecparam -name prime256v1 -genkey -noout -out key.pem
     """
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.signature import FILE

@@ -10,8 +10,6 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class SoupOptions:
-    """Options of `patchloom soup`."""
-
     runs: Annotated[list[str], Argument("Runs of one network, fine-tuned from the same weights.", complete="run")]
     data: Annotated[str, Option("Images on which runs are selected. Do not use the final test set.")]
     out: Annotated[str, Option("Run folder to write.")]
@@ -24,7 +22,7 @@ class SoupOptions:
 
 
 def soup(options: SoupOptions) -> None:
-    """Average the weights of runs of one network, as many as help on the images, and save the result as a run.
+    """Average the weights of those runs of one network that together score best, and save the result as a run.
 
     patchloom soup runs/a runs/b runs/c --data photos/ --out runs/soup
     """

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """Options of `patchloom sweep`."""
-
     data: Annotated[
         list[str],
-        Argument("Datasets, each trained on separately. Quote one that has several parts.", metavar="DATA"),
+        Argument("Datasets, each trained on separately. Quote several parts of one: 'a/ b/'.", metavar="DATA"),
     ]
     grid: Annotated[
         list[str],

@@ -18,8 +18,6 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(TrainingSettings):
-    """Options of `patchloom train`."""
-
     dry_run: Annotated[bool, Option("Print the plan, the memory and the time from a few steps; train nothing.")] = False
     as_json: Json = False
 
@@ -40,6 +38,8 @@ def train(options: TrainOptions) -> None:
     patchloom train photos/ --init in1k
 
     patchloom train photos/ --time 10m --set augment.mixup=0
+
+    photos/ has a folder of images per class. The run folder gets the weights, the metrics and report.html.
     """
     started = perf_counter()  # before torch is imported: --time includes that
     _announce(options.data_text)

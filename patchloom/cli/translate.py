@@ -29,8 +29,6 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions:
-    """Options of `patchloom translate`."""
-
     run: Annotated[str, Argument("Run folder of a translator.", complete="run")]
     file: Annotated[str | None, Argument("Text, one sentence per line, plain or .gz. Default: standard input.")] = None
     beams: Annotated[int | None, Option("Beams of the search; 1 is greedy. Default: the recipe's.")] = None
@@ -50,7 +48,7 @@ def translate(options: TranslateOptions) -> None:
     patchloom translate runs/corpus letters.txt --out letters.de.txt
     """
     from patchloom.cli.output import JsonList, results
-    from patchloom.tasks.translation.translator import load_translator
+    from patchloom.tasks.translation.model import load_translator
 
     translator = load_translator(options.run, device=options.device)
     translations_of = partial(

@@ -150,7 +150,7 @@ def _device_fault(error: RuntimeError, values: dict[str, Any]) -> ResourceError 
     if is_out_of_memory(error):
         batch = f"a --batch smaller than {values['batch']}" if values.get("batch") else "a smaller --batch"
         less = batch if "batch" in values else "fewer or smaller images"
-        return ResourceError(f"there is not enough memory ({first_line(error)}). Give {less}{on_cpu}.")
+        return ResourceError(f"there is not enough memory ({first_line(error)}). Pass {less}{on_cpu}.")
     if is_device_failure(error):
         return DeviceError(
             f"the device failed ({first_line(error)}). Run the same command again{on_cpu}; `nvidia-smi` may say why it "

@@ -11,11 +11,9 @@ from patchloom.options import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Options of `patchloom verify`."""
-
     folder: Annotated[
         str,
-        Argument("Folder of a run, an index or an artifact.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
+        Argument("Run, index or artifact folder.", metavar="RUN|INDEX|ARTIFACT", complete="run"),
     ]
     accept: Annotated[
         bool, Option("Accept text files that were edited by hand, such as class names, before verifying.")

@@ -28,12 +28,8 @@ States = list[tuple["WatchedRun", "RunState"]]
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """Options of `patchloom watch`."""
-
     runs: Annotated[list[str], Argument("Run folders, which need not exist yet.", complete="run")]
-    page: Annotated[
-        str | None, Option("Write a page that a browser loads again by itself, with curves and pictures.")
-    ] = None
+    page: Annotated[str | None, Option("Write an HTML page with curves and pictures that reloads itself.")] = None
     every: Annotated[float, Option("Seconds between updates.", minimum=0.2, metavar="SECONDS")] = 2.0
     once: Annotated[bool, Option("Print the state now and exit.")] = False
     as_json: Json = False

@@ -149,7 +149,7 @@ def _add(
     """Add an image and its label to a shard."""
     data, where, original = _encoded(images, row), images.where(row), images.key(row)
     if len(data) > MAX_FILE_BYTES:
-        raise DataError(f"{where}: {len(data):,} bytes, expected at most {MAX_FILE_BYTES:,}; leave it out (--without)")
+        raise DataError(f"{where}: {len(data):,} bytes, expected at most {MAX_FILE_BYTES:,}; skip it with --without")
     key, about = f"{position:0{_DIGITS_OF_SAMPLE}d}", {"label": label, "class": name}
     stored = original if len(original) <= MAX_LETTERS else None
     if stored is not None:
@@ -181,7 +181,7 @@ def _extension(data: bytes, original: str, where: str) -> str:
     for extension in (by_content, os.path.splitext(original)[1].lower()):
         if extension in EXTENSIONS:
             return extension
-    raise DataError(f"{where}: not an image that can be read; leave it out (--without)")
+    raise DataError(f"{where}: not an image that can be read; skip it with --without")
 
 
 def _write_shard(place: str, name: str, shard: _Shard) -> PackedShard:

@@ -184,7 +184,7 @@ def match(
         if len(unknown) == len(listing):
             raise DataError(f"{problem}, and no other; {known_by} has {name_some(table.names)}")
         if strict:
-            raise DataError(f"{problem}; add images of it to train, or turn strict off to leave it out")
+            raise DataError(f"{problem}; add images of it to train, or turn strict off to skip it")
         notes = (*notes, f"{problem}; left out")
     targets = listing.learned
     if targets is not None:

@@ -40,7 +40,6 @@ class Averages:
         return dict(zip(self.sums, sums.unbind(), strict=True))
 
     def reset(self) -> None:
-        """Start new means."""
         self.sums, self.count = {}, 0.0
 
     def restore(self, sums: dict[str, Tensor], count: float, device: torch.device) -> None:

@@ -86,7 +86,6 @@ class Lines:
         self._print(evaluation_line(record))
 
     def note(self, text: str) -> None:
-        """Print the text."""
         self._print(printable(text))
 
     def close(self) -> None:
@@ -107,7 +106,6 @@ class Bar:
         self._task = self._progress.add_task("", epoch="", numbers="", left="?", total=None)
 
     def begin(self) -> None:
-        """Draw the bar."""
         self._progress.start()
 
     def tick(self, status: Status) -> None:

@@ -23,6 +23,7 @@ from patchloom.models.sharding import shard
 from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError
 
 T = TypeVar("T")
+_BROKEN = ("onnection", "Timed out waiting")  # in messages of gloo
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -171,22 +172,20 @@ class Processes:
             torch.mps.synchronize()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         if self.world > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """Destroy the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @contextmanager
     def ranks_watched(self) -> Iterator[None]:
-        """Raise ResourceError naming the lost ranks if a connection breaks inside this context."""
+        """Raise ResourceError naming the lost ranks if a connection breaks, or an exchange takes too long, in here."""
         try:
             yield
         except RuntimeError as error:
-            broken = isinstance(error, dist.DistError) or "onnection" in str(error)
+            broken = isinstance(error, dist.DistError) or any(words in str(error) for words in _BROKEN)
             if self._store is None or not broken:
                 raise
             gone = lost_ranks(self._store, self._place)

@@ -243,7 +243,6 @@ class _Loop:
         return Stopped(number, self.progress.step, self.total_steps, saved=self.save())
 
     def requests(self, caught: CaughtSignal) -> RankRequests:
-        """Return this rank's requests."""
         run = self.run
         return RankRequests(
             terminate=caught.number not in (0, signal.SIGINT),

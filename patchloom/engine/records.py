@@ -12,7 +12,7 @@ from patchloom.engine.display import Display, Status
 from patchloom.engine.trackers import Record, Tracker
 from patchloom_runtime.errors import first_line
 
-ENDED = "ended"  # the activity of a training that has closed its records: it has finished, or saved and stopped
+ENDED = "ended"  # the activity of a run that has closed its records: it has finished, or saved and stopped
 
 
 class Sink(Protocol):
@@ -92,7 +92,6 @@ class Records:
             sink.sync()
 
     def tick(self, status: Status) -> None:
-        """Show the progress."""
         self._show(lambda display: display.tick(status))
         if self._status:
             self._status.write("training", status)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from time import monotonic, sleep
 
 import torch
@@ -19,7 +20,7 @@ from patchloom_runtime.errors import ResourceError, UsageError
 
 ANSWER_WITHIN_S = 20.0
 # For one operation after the start: longer than the slowest step, evaluation or checkpoint.
-RUN_TIMEOUT = timedelta(minutes=10)
+RUN_TIMEOUT, RUN_TIMEOUT_S = "PATCHLOOM_RANK_TIMEOUT_S", 600.0
 # After one rank has lost its connection: until the others have noticed too.
 LOST_WITHIN_S = 5.0
 DEFAULT_PORT = 29500
@@ -74,15 +75,35 @@ def meet(place: ProcessPlace, backend: str, answer_within_s: float = ANSWER_WITH
     )
     store = _open_store(place, answer_within_s)
     _register(store, place, answer_within_s)
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=RUN_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=_run_timeout())
     _exchange_once(place, backend, answer_within_s)
     return store
 
 
-def lost_ranks(store: dist.Store, place: ProcessPlace, within_s: float = LOST_WITHIN_S) -> list[int]:
-    """Return the ranks that do not report a broken connection too, hence have died. Rank 0 holds the store."""
+def _run_timeout() -> timedelta:
+    text = os.environ.get(RUN_TIMEOUT, "")
+    try:
+        seconds = float(text or RUN_TIMEOUT_S)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86_400:
+        raise UsageError(f"{RUN_TIMEOUT} is {text!r}; expected a number of seconds above 0")
+    return timedelta(seconds=seconds)
+
+
+def lost_ranks(store: dist.Store, place: ProcessPlace) -> list[int]:
+    """Return the ranks that do not report a broken connection too, hence are gone. Rank 0 holds the store."""
+    silent: list[int] = []
+    # In a thread: over a link that is cut, the store would wait for minutes.
+    asking = Thread(target=lambda: silent.extend(_silent_ranks(store, place)), daemon=True)
+    asking.start()
+    asking.join(2 * LOST_WITHIN_S)
+    return [0] if asking.is_alive() else silent
+
+
+def _silent_ranks(store: dist.Store, place: ProcessPlace) -> list[int]:
     keys = [f"noticed/{rank}" for rank in range(place.world)]
-    until = monotonic() + within_s
+    until = monotonic() + LOST_WITHIN_S
     try:
         store.set(keys[place.rank], "yes")
         # Polling, because torch's own wait prints when it times out.

@@ -61,7 +61,6 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -82,7 +81,6 @@ class WandB(Tracker):
         self._run.log(values_of(record), step=record["step"])
 
     def close(self) -> None:
-        """Finish the upload."""
         self._run.finish()
 
 
@@ -115,7 +113,6 @@ class MLflow(Tracker):
         self._client.log_batch(self._run_id, metrics)
 
     def close(self) -> None:
-        """End the run."""
         self._client.set_terminated(self._run_id)
 
 
@@ -141,7 +138,6 @@ class Trackio(Tracker):
         self._run.log(values_of(record), step=record["step"])
 
     def close(self) -> None:
-        """Write what is left."""
         self._run.finish()
 
 

@@ -127,9 +127,9 @@ class ClassificationReport:
         pairs = np.bincount(self.labels * count + self.predictions, minlength=count * count)
         return pairs.reshape(count, count)
 
-    def calibration_error(self, bins: int = BINS) -> float:
+    def calibration_error(self) -> float:
         """Return the mean gap between confidence and accuracy over equal bins, in percent (arXiv 1706.04599)."""
-        return self.reliability(bins).calibration_error
+        return self.reliability().calibration_error
 
     def reliability(self, bins: int = BINS) -> Reliability:
         """Return confidence and accuracy by bins of confidence."""

@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.intervals import LEVEL, central
 from patchloom_runtime.errors import UsageError
 
 RESAMPLES = 10_000
@@ -48,16 +48,16 @@ class Comparison:
         yield "significant", float(self.significant)
 
 
-def compare(reports: Mapping[str, ClassificationReport], *, level: float = LEVEL, seed: int = 0) -> list[Comparison]:
+def compare(reports: Mapping[str, ClassificationReport]) -> list[Comparison]:
     """Compare all pairs of classifiers, in the order of `reports` (name → report on the same images)."""
     pairs = list(combinations(reports, 2))
     counts = [_uneven(a, b, reports[a], reports[b]) for a, b in pairs]
     p_values = [mcnemar(*count) for count in counts]
-    marks = holm(p_values, 1 - level)
+    marks = holm(p_values, 1 - LEVEL)
     comparisons = []
     for (a, b), (only_a, only_b), p, mark in zip(pairs, counts, p_values, marks, strict=True):
         images = len(reports[a].index)
-        low, high = bootstrap_difference(only_a, only_b, images, level=level, seed=seed)
+        low, high = bootstrap_difference(only_a, only_b, images)
         comparisons.append(Comparison(a, b, 100 * (only_a - only_b) / images, low, high, only_a, only_b, p, mark))
     return comparisons
 
@@ -73,19 +73,16 @@ def _uneven(a: str, b: str, first: ClassificationReport, second: ClassificationR
     return int(np.sum(right & ~other)), int(np.sum(other & ~right))
 
 
-def bootstrap_difference(
-    only_first: int, only_second: int, images: int, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_difference(only_first: int, only_second: int, images: int, *, seed: int = 0) -> tuple[float, float]:
     """Return the percentile interval of the top-1 difference, in points, over resampled test sets.
 
     Only the numbers of images of the three kinds matter, and these are multinomial: sampling them is equivalent to
     sampling images one by one.
     """
     shares = np.array([only_first, only_second, images - only_first - only_second]) / images
-    drawn = np.random.default_rng(seed).multinomial(images, shares, size=resamples)
+    drawn = np.random.default_rng(seed).multinomial(images, shares, size=RESAMPLES)
     differences = 100 * (drawn[:, 0] - drawn[:, 1]) / images
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return central(differences)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

@@ -18,10 +18,9 @@ Letters: D detections, G objects, A size ranges, T IoU thresholds, K classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -204,17 +203,14 @@ class DetectionReport:
 
 
 @torch.no_grad()
-def find_objects(
-    network: Detector, batches: Iterable[ImageBatch], precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> Iterator[tuple[int, tuple[int, int], Detections]]:
+def find_objects(network: Detector, batches: Iterable[ImageBatch]) -> Iterator[tuple[int, tuple[int, int], Detections]]:
     """Yield index, (height, width) and detections of every image, in pixels of the image."""
     device = next(network.parameters()).device
     with in_eval_mode(network):
         for batch in batches:
             on_device = batch.to(device, non_blocking=True)
             images, sizes = prepare_inputs(on_device, network.pixel_mean, network.pixel_std, network.any_resolution)
-            with precision():
-                outputs = network(images, sizes)
+            outputs = network(images, sizes)
             extents = batch.parts[EXTENT].tolist()  # type: ignore[union-attr]
             for index, extent, output in zip(batch.index.tolist(), extents, outputs, strict=True):
                 height, width = extent[2:]

@@ -9,10 +9,10 @@ NEIGHBORS = 10
 ROWS_AT_ONCE = 1024
 
 
-def neighbor_distances(vectors: np.ndarray, neighbors: int = NEIGHBORS) -> np.ndarray:
+def neighbor_distances(vectors: np.ndarray) -> np.ndarray:
     """Return the mean distance of each of the vectors (N, C) to its nearest others, divided by the median: (N,)."""
     unit = _unit(vectors)
-    neighbors = min(neighbors, len(unit) - 1)
+    neighbors = min(NEIGHBORS, len(unit) - 1)
     if neighbors < 1:
         return np.ones(len(unit), np.float32)
     means = []

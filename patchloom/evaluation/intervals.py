@@ -11,12 +11,12 @@ LEVEL = 0.95
 ROUNDS = 1000  # of the bootstrap
 
 
-def wilson(right: int, images: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson(right: int, images: int) -> tuple[float, float]:
     """Return Wilson's confidence interval of an accuracy of `right` out of `images`, in percent.
 
     It stays within 0…100 and keeps its level near the ends, where the normal approximation fails: 20 of 20 is 84…100.
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     share, spread = right / images, z * z / images
     center = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / images + spread / (4 * images)) / (1 + spread)
@@ -30,28 +30,26 @@ def bootstrap_weights(images: int, rounds: int = ROUNDS) -> np.ndarray:
     return rng.multinomial(images, np.full(images, 1 / max(1, images)), rounds).astype(np.float64)
 
 
-def bootstrap(
-    score: Callable[[np.ndarray], float], images: int, *, rounds: int = 200, level: float = LEVEL
-) -> tuple[float, float]:
+def bootstrap(score: Callable[[np.ndarray], float], images: int, *, rounds: int = 200) -> tuple[float, float]:
     """Return the bootstrap interval of a metric; `score` takes image weights (images,)."""
-    return central(np.array([score(drawn) for drawn in bootstrap_weights(images, rounds)]), level)
+    return central(np.array([score(drawn) for drawn in bootstrap_weights(images, rounds)]))
 
 
-def central(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def central(values: np.ndarray) -> tuple[float, float]:
     """Return the central interval of resampled values, ignoring NaN."""
     known = values[~np.isnan(values)]
     if not len(known):
         return math.nan, math.nan
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def student(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def student(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's confidence interval of the mean of a few values, such as the scores of folds."""
     if len(values) < 2:
         raise ValueError(f"an interval of a mean needs two values or more, got {len(values)}")
     x = np.array(values, dtype=np.float64)
-    half = _student_quantile((1 + level) / 2, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    half = _student_quantile((1 + LEVEL) / 2, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return float(x.mean()) - half, float(x.mean()) + half
 
 

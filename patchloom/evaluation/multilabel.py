@@ -120,9 +120,9 @@ class MultilabelReport:
         fit = choose_temperature(self.decisions_on_labels)
         return replace(self.at_temperature(fit.temperature).with_thresholds(), fit=fit)
 
-    def with_thresholds(self, thresholds: Thresholds | None = None) -> "MultilabelReport":
-        """Return the report with other thresholds; by default with those that maximize F1 on its images."""
-        return replace(self, thresholds=thresholds or choose_thresholds(self.targets, self.scores))
+    def with_thresholds(self) -> "MultilabelReport":
+        """Return the report with the thresholds that maximize F1 on its images."""
+        return replace(self, thresholds=choose_thresholds(self.targets, self.scores))
 
     @cached_property
     def counts(self) -> np.ndarray:

@@ -155,7 +155,7 @@ def scale_of(names: Sequence[str], values: np.ndarray, most_grades: int) -> Numb
     for name, column in zip(names, known, strict=True):
         if not len(column) or np.all(column == column[0]):
             what = f"always {column[0]:g}" if len(column) else "unknown"
-            raise DataError(f"{name!r} is {what} in the training images, so there is nothing to learn; leave it out")
+            raise DataError(f"{name!r} is {what} in the training images, so there is nothing to learn; drop it")
     different = np.unique(known[0]) if len(known) == 1 else np.empty(0)
     is_graded = 1 < len(different) <= most_grades and bool(np.all(different == np.round(different)))
     return NumberScale(

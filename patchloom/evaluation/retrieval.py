@@ -79,15 +79,13 @@ def memory_posterior(
     return torch.cat(parts)
 
 
-def log_odds(posterior: Tensor, least: float = LEAST_PROBABILITY) -> Tensor:
-    """Return log(p/(1 − p)), the second term of equation 2.5, with p clamped to least…1 − least."""
-    return posterior.double().clamp(least, 1 - least).logit()
+def log_odds(posterior: Tensor) -> Tensor:
+    """Return log(p/(1 − p)), the second term of equation 2.5, with p not quite 0 or 1."""
+    return posterior.double().clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY).logit()
 
 
 @torch.no_grad()
-def choose_neighbors(
-    train: Embeddings, *, classes: int, candidates: Sequence[int] = CANDIDATES, temperature: float = TEMPERATURE
-) -> int:
+def choose_neighbors(train: Embeddings, *, classes: int, candidates: Sequence[int] = CANDIDATES) -> int:
     """Return the k with the best leave-one-out top-1 on train, the smallest of equal ones. Val is not used.
 
     If train has fewer images than every candidate, all others vote.
@@ -104,7 +102,7 @@ def choose_neighbors(
         done += len(cosines)
         # The image itself is moved to the end and cut off; among many copies it may be absent, then the farthest is.
         order = (positions == own).long().argsort(dim=1, stable=True)[:, :-1]
-        voted, weights = train.labels[positions.gather(1, order)], (cosines.gather(1, order) / temperature).exp()
+        voted, weights = train.labels[positions.gather(1, order)], (cosines.gather(1, order) / TEMPERATURE).exp()
         for k in possible:
             hits[k] += int((label_ranks(voted[:, :k], weights[:, :k], train.labels[own], classes) < 1).sum())
     return max(possible, key=lambda k: hits[k])
@@ -151,7 +149,6 @@ def retrieval(
     classes: ClassTable,
     trained_level: str | None = None,
     k: Sequence[int] = NEIGHBORS,
-    temperature: float = TEMPERATURE,
     softmax: Tensor | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Yield every metric of this module at every level, finest first; conditioned ones if trained at a coarser level.
@@ -168,7 +165,7 @@ def retrieval(
     }
     ranked = {"map": mean_average_precision(train, test, labels, None)}
     if trained_level:
-        posteriors = _conditions(train, test, classes, trained_level, k, temperature)
+        posteriors = _conditions(train, test, classes, trained_level, k)
         finer = {level: labels[level] for level in counts if counts[level] > counts[trained_level]}
         posteriors |= {} if softmax is None else {"map_conditioned_softmax": softmax}
         for name, posterior in posteriors.items():
@@ -178,7 +175,7 @@ def retrieval(
     for level, count in counts.items():
         own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)
         suffix = f"_{level}" if level else ""
-        for name, value in knn(own_train, own_test, classes=count, k=k, temperature=temperature):
+        for name, value in knn(own_train, own_test, classes=count, k=k, temperature=TEMPERATURE):
             yield name + suffix, value
         yield f"map{suffix}", ranked["map"][level][0]
         yield f"map_queries{suffix}", float(ranked["map"][level][1])
@@ -204,14 +201,14 @@ def _levels(classes: ClassTable) -> dict[str, int]:
 
 
 def _conditions(
-    train: Embeddings, test: Embeddings, classes: ClassTable, level: str, k: Sequence[int], temperature: float
+    train: Embeddings, test: Embeddings, classes: ClassTable, level: str, k: Sequence[int]
 ) -> dict[str, Tensor]:
     """Return metric name → posterior (M, K) of the coarse classes that it is conditioned on."""
     labels, true = at_level(train, classes, level).labels, at_level(test, classes, level).labels
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     inputs = (unit_train, unit_test, labels, len(classes.levels[level][0]))
     return {
-        "map_conditioned": knn_posterior(*inputs, k=k[0], temperature=temperature),
-        "map_conditioned_all": memory_posterior(*inputs, temperature=temperature),
+        "map_conditioned": knn_posterior(*inputs, k=k[0]),
+        "map_conditioned_all": memory_posterior(*inputs),
         "map_oracle": F.one_hot(true, inputs[-1]),
     }

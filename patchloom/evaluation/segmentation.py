@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.evaluation.intervals import LEVEL, bootstrap_weights, central
+from patchloom.evaluation.intervals import bootstrap_weights, central
 
 BOUNDARY_SHARE = 0.02  # of the diagonal
 _AT_ONCE = 1 << 25  # elements of the one-hot masks in memory while borders are computed
@@ -78,14 +78,14 @@ class SegmentationReport:
         """Return the mIoU per image (N,) in percent, over the classes in its truth or prediction."""
         return np.array([nan_mean(iou_of(each)) for each in self.counts])
 
-    def miou_interval(self, level: float = LEVEL) -> tuple[float, float]:
+    def miou_interval(self) -> tuple[float, float]:
         """Return the bootstrap interval of mIoU over images."""
-        return central(self.resampled_miou(), level)
+        return central(self.resampled_miou())
 
-    def class_intervals(self, level: float = LEVEL) -> list[tuple[float, float]]:
+    def class_intervals(self) -> list[tuple[float, float]]:
         """Return the bootstrap interval of each class's IoU."""
         resampled = self._resampled()
-        return [central(resampled[:, k], level) for k in range(len(self.classes))]
+        return [central(resampled[:, k]) for k in range(len(self.classes))]
 
     def resampled_miou(self) -> np.ndarray:
         """Return mIoU (rounds,) of resampled datasets; reports on equally many images use the same draws."""

@@ -1,7 +1,7 @@
 """The export formats. A new one is a row of `FORMATS` and a file next to this one.
 
-Most formats are graphs: a file that `patchloom_runtime` opens without the code it was made from. A page opens by
-itself, in a browser. The file of a format imports optional packages inside the methods that need them.
+Most formats are graphs: a file that `patchloom_runtime` opens without the code it was made from. A page is
+self-contained and opens in a browser. The file of a format imports optional packages inside the methods that need them.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ class Format(ABC):
 
 
 class PageFormat(Format):
-    """A file that runs the model by itself."""
+    """A self-contained file that runs the model."""
 
     @abstractmethod
     def write_page(self, model: Any, out: str, *, int8: bool) -> "Page":
@@ -86,13 +86,6 @@ def format_named(name: str) -> Format:
         raise UsageError(f"There is no format {name!r}, expected one of {expected}.{nearest(name, [*FORMATS])}")
     module, _, attribute = FORMATS[name].partition(":")
     return cast(Format, getattr(import_module(module), attribute)())
-
-
-def graph_format(name: str) -> GraphFormat:
-    """Return the graph format with this name."""
-    form: Any = format_named(name)
-    assert isinstance(form, GraphFormat), name
-    return form
 
 
 def format_for(out: str) -> str:

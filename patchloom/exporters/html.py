@@ -1,4 +1,4 @@
-"""One HTML page that runs the classifier by itself (`single_page/`)."""
+"""One self-contained HTML page that runs the classifier (`single_page/`)."""
 
 from pathlib import Path
 from typing import Any

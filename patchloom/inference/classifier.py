@@ -22,6 +22,7 @@ from patchloom.disk import atomic_write, make_folder
 from patchloom.inference.evaluation_methods import EvaluationMethods, EvaluationSettings, check_view_settings
 from patchloom.machine import resolve_device
 from patchloom.models.network import Network
+from patchloom.options import renamed
 from patchloom.runs.calibration import RunCalibration, read_calibration, write_calibration
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.config import OTHER_NAMES, RunFiles, is_run, write_run_files
@@ -61,7 +62,7 @@ class PredictKeywords(TypedDict, total=False):
     top: int
     index: "IndexLike | None"
     level: str | None
-    neighbours: int | None
+    neighbors: int | None
     tta: bool
 
 
@@ -191,6 +192,7 @@ class Classifier(EvaluationMethods):
         self, images: ImageSet | Iterable[ImageLike], **options: Unpack[PredictKeywords]
     ) -> list[ClassScores]: ...
 
+    @renamed(neighbours="neighbors")
     @with_near_options
     def predict(
         self,
@@ -199,7 +201,7 @@ class Classifier(EvaluationMethods):
         top: int = 3,
         index: "IndexLike | None" = None,
         level: str | None = None,
-        neighbours: int | None = None,
+        neighbors: int | None = None,
         tta: bool = False,
     ) -> ClassScores | list[ClassScores]:
         """Return the `top` most likely classes with their probabilities: one list for one image, else one per image.
@@ -210,7 +212,7 @@ class Classifier(EvaluationMethods):
         ([channels,] H, W). Several images are a folder, a batch, an `ImageSet` or any iterable, which is read lazily
         (see docs/python.md). An unreadable image raises a DataError that names it; `predict_files` continues instead.
 
-        With an `index` of this model (a folder or an open index), the classes are voted for by the `neighbours` (20)
+        With an `index` of this model (a folder or an open index), the classes are voted for by the `neighbors` (20)
         nearest files, at a `level` of their labels (default: the index's). This works without a classifier and for
         classes that were not in the training data (thesis, equation 2.6).
 
@@ -218,7 +220,7 @@ class Classifier(EvaluationMethods):
         was tested with it, so only negatives are abstained from.
         """
         at_least("top", top, 1)
-        scores = self.predict_with(images, self._batch_predictor(top, index, level, neighbours, tta))
+        scores = self.predict_with(images, self._batch_predictor(top, index, level, neighbors, tta))
         return scores[0] if is_single_image(images) else scores
 
     def predict_with(
@@ -236,6 +238,7 @@ class Classifier(EvaluationMethods):
             scores[-1].abstained = prediction.abstained
         return scores
 
+    @renamed(neighbours="neighbors")
     def predict_files(
         self,
         paths: Iterable[str | os.PathLike[str]],
@@ -244,7 +247,7 @@ class Classifier(EvaluationMethods):
         every: int | None = None,
         index: "IndexLike | None" = None,
         level: str | None = None,
-        neighbours: int | None = None,
+        neighbors: int | None = None,
         tta: bool = False,
     ) -> Iterator[Prediction]:
         """Yield one prediction per file, in order; folders are searched, and an unreadable file has an `error`.
@@ -253,7 +256,7 @@ class Classifier(EvaluationMethods):
         The other options are those of `predict`.
         """
         at_least("top", top, 1)
-        return self.predict_files_with(paths, every, self._batch_predictor(top, index, level, neighbours, tta))
+        return self.predict_files_with(paths, every, self._batch_predictor(top, index, level, neighbors, tta))
 
     def predict_files_with(
         self,
@@ -276,12 +279,12 @@ class Classifier(EvaluationMethods):
         """Return the function that predicts a batch: with the classifier, or with the files of an index."""
         if index is None:
             if level is not None or neighbors is not None:
-                option = "level" if level is not None else "neighbours"
+                option = "level" if level is not None else "neighbors"
                 raise UsageError(f"{option} is an option of an index; pass the index too (--index INDEX)")
             self.check_decides()
             return lambda batch: self._predict_batch(batch, top, tta)
         if tta:
-            raise UsageError("tta is for predictions of the classifier; leave it out with an index")
+            raise UsageError("tta is for predictions of the classifier; drop it, or the index")
         from patchloom.inference.neighbors import NeighborClassifier
 
         by_neighbors = NeighborClassifier(self, index, level, neighbors)
@@ -403,7 +406,7 @@ class Classifier(EvaluationMethods):
             return embed_on(self, images, EvaluationSettings.of(options))
         check_view_settings(size, crop_ratio, batch)
         if workers:
-            raise UsageError("workers is an option for an ImageSet (patchloom.open_data) only; leave it out")
+            raise UsageError("workers is an option for an ImageSet (patchloom.open_data) only; drop it")
         transform = self.transform(size, crop_ratio)
         pixels = (transform(image.read()) for image in iterate_images(images))
         batches = (ImageBatch.of_pixels(some, i * batch) for i, some in enumerate(in_batches(pixels, batch)))
@@ -459,6 +462,13 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
     calibration = read_calibration(folder)
     network = network.for_images_of(files.preprocessing.image_size).to(resolve_device(device))
     return Classifier(network, files, folder, calibration)
+
+
+def drop_projector(classifier: Classifier, source: str) -> None:
+    """Compare images by the vectors before the projector. Raises UsageError if the model has none."""
+    if classifier.model.config.projector == "none":
+        raise UsageError(f"{source} has no projector: its vectors are the trunk's already; leave --trunk out")
+    classifier.model.drop_projector()
 
 
 def model_card(classifier: Classifier) -> str:

@@ -99,6 +99,16 @@ class _FileDataset(Dataset):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def __getitems__(self, numbers: Sequence[int]) -> list[np.ndarray | str]:
+        """Read a batch: images in buckets all at once."""
+        rows: dict[int, tuple[ImageStore, list[int]]] = {}
+        for number in numbers:
+            if (place := self._in_memory.get(self._paths[number])) is not None:
+                rows.setdefault(id(place[0]), (place[0], []))[1].append(place[1])
+        for images, wanted in rows.values():
+            images.prefetch(wanted)
+        return [self[number] for number in numbers]
+
     def __getitem__(self, number: int) -> np.ndarray | str:
         path = self._paths[number]
         try:

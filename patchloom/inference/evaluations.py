@@ -202,7 +202,7 @@ def evaluate_on(
 
 
 def calibration_notes(temperature: float) -> tuple[str, ...]:
-    """Return a note that loss and calibration error are those of calibrated probabilities, if they are."""
+    """Return a note if loss and calibration error were measured on calibrated probabilities."""
     if temperature == 1:
         return ()
     return (f"loss and calibration_error are of calibrated probabilities (temperature {temperature:.3g})",)

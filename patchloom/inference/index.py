@@ -16,21 +16,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchloom.data.buckets.mirror import Mirror
 from patchloom.data.datasets import ImageSet
-from patchloom.data.labels.taxonomy import level_named
+from patchloom.data.labels.taxonomy import FINEST, level_named
 from patchloom.data.sources.labeled_files import list_labeled
+from patchloom.data.sources.specs import is_url
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import embed_files, embed_images
 from patchloom.inference.index_files import FILE, IndexMetadata, StoredVectors, read_about
 from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
+from patchloom.options import renamed
 from patchloom.report.notebook import first_names, html_card
 from patchloom.runs.locate import is_downloaded, is_on_hub
-from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
+from patchloom_runtime.errors import DataError, UsageError, at_least, nearest, with_near_options
 from patchloom_runtime.images.inputs import ImageLike, ImagesLike, is_single_image, items_of
 from patchloom_runtime.printable import printable
 
 Paths: TypeAlias = Sequence[str | os.PathLike[str]]
+Names: TypeAlias = str | os.PathLike[str] | Paths | None
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -41,8 +45,10 @@ class SearchKeywords(TypedDict, total=False):
     exact: bool
     recall: int
     level: str | None
+    label: Names
+    folder: Names
     condition: str | None
-    neighbours: int | None
+    neighbors: int | None
 
 
 class ListedFile(NamedTuple):
@@ -64,6 +70,7 @@ class Index:
         self.folder, self.about, self.classifier = folder, about, classifier
         self.images = tuple(os.path.realpath(path) for path in images)  # folders that hits may be shown from
         self._vectors = StoredVectors(folder, about)
+        self._matching: tuple[tuple[object, ...], Tensor] | None = None  # the last filter and the files it leaves
 
     def __len__(self) -> int:
         return len(self.about)
@@ -83,6 +90,11 @@ class Index:
         return [("files", f"{len(self):,}"), *labels, ("dimensions", f"{self.about.dimension:,}")]
 
     @property
+    def searched(self) -> int:
+        """Number of files that the filters of the last search left."""
+        return len(self) if self._matching is None else len(self._matching[1])
+
+    @property
     def labels(self) -> dict[str, int]:
         """Number of files per label, at the level of the index."""
         return self.about.labels_at(self.about.level)
@@ -100,6 +112,7 @@ class Index:
         self, images: ImageSet | Iterable[ImageLike], **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]: ...
 
+    @renamed(neighbours="neighbors")
     @with_near_options
     def search(
         self,
@@ -110,8 +123,10 @@ class Index:
         exact: bool = False,
         recall: int = 0,
         level: str | None = None,
+        label: Names = None,
+        folder: Names = None,
         condition: str | None = None,
-        neighbours: int | None = None,
+        neighbors: int | None = None,
     ) -> SearchResult | list[SearchResult]:
         """Return the `top` nearest files, nearest first: one result for one image, else a list.
 
@@ -122,7 +137,10 @@ class Index:
         `exact` compares with all files even if the index has lists for an approximate search. Approximate results state
         their `recall`, measured with files of the index when it was built, or with the first `recall` queries.
 
-        `condition` names a level: files of the class that the `neighbours` (20) nearest files vote for at that level
+        `label` and `folder` search only the files of these classes (at `level`) in these folders, and compare with all
+        of them.
+
+        `condition` names a level: files of the class that the `neighbors` (20) nearest files vote for at that level
         come first (thesis, equation 2.5); 'family=felid' names the class instead.
         """
         at_least("top", top, 1)
@@ -130,18 +148,55 @@ class Index:
             raise DataError(
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
             )
-        if neighbours is not None and condition is None:
-            raise UsageError("neighbours is an option of a conditioned search; pass condition too, or leave it out")
+        if neighbors is not None and condition is None:
+            raise UsageError("neighbors is an option of a conditioned search; pass condition too, or drop it")
         labels_at = self.about.level if level is None else level_named(level, self.about.levels)
-        settings = SearchSettings(self._vectors, top, skip_self, exact, labels_at, images=self.images, recall=recall)
+        among = self.matching(label, folder, labels_at)
+        settings = SearchSettings(
+            self._vectors, top, skip_self, exact, labels_at, images=self.images, recall=recall, among=among
+        )
         if condition is not None:
             at, _, class_name = condition.partition("=")
-            voters = IndexNeighbors(self._vectors, at, neighbours)
+            voters = IndexNeighbors(self._vectors, at, neighbors)
             settings = replace(settings, voters=voters, class_name=class_name)
         results: list[SearchResult] = []
         for are_files, items in groupby(items_of(images), lambda item: isinstance(item, str | os.PathLike)):
             results += (self._search_files if are_files else self._search_images)(list(items), settings)
         return results[0] if is_single_image(images) else results
+
+    def matching(self, label: Names, folder: Names, level: str) -> Tensor | None:
+        """Return the positions of the files with one of these labels at a level, in one of these folders; None for all.
+
+        Raises UsageError for a label that no file has and folders without files.
+        """
+        labels, folders = _several(label), _several(folder)
+        if not labels and not folders:
+            self._matching = None
+            return None
+        known = self.about.labels_at(level)
+        if unknown := [name for name in labels if name not in known]:
+            raise UsageError(
+                f"no file of {self.folder} has the label {unknown[0]!r} at level {level or FINEST}"
+                f"{nearest(unknown[0], list(known))}"
+            )
+        places = [name.rstrip("/") if is_url(name) else os.path.abspath(name) for name in folders]
+        inside = tuple(
+            f"{place}{end}" for place in places for end in (os.sep, ", ")
+        )  # an image in a shard: a.tar, 1.jpg
+        key = (labels, inside, level)
+        if self._matching is None or self._matching[0] != key:
+            wanted = set(labels)
+            positions = self._vectors.positions_of(
+                lambda row: (
+                    (not wanted or (row.label != "" and self.about.at(row.label, level) in wanted))
+                    and (not inside or row.path.startswith(inside))
+                )
+            )
+            self._matching = key, positions
+        if not len(self._matching[1]):
+            where = f" in {', '.join(folders)}" if folders else ""
+            raise UsageError(f"{self.folder} has no file{where}{' with this label' * bool(labels)}; nothing to search")
+        return self._matching[1]
 
     def _search_images(self, images: Sequence[Any], settings: SearchSettings) -> list[SearchResult]:
         vectors = embed_images(self.classifier, images)
@@ -174,7 +229,7 @@ class Index:
 def open_index(
     folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto", images: Paths = ()
 ) -> Index:
-    """Open the index in `folder`; `model` is the path of its run, if that has moved.
+    """Open the index in `folder`, which may be in a bucket; `model` is the path of its run, if that has moved.
 
     Images of hits are shown only if their files are in the folders `images`, because an index from somebody else can
     name any file of this machine.
@@ -184,18 +239,17 @@ def open_index(
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)} (--images) does not exist; pass the folder of the images")
-    about = read_about(Path(folder))
+    name, folder = os.fspath(folder), Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
+    about = read_about(folder)
     source = model or about.model
-    if model is None and is_on_hub(source):
-        raise UsageError(
-            f"{folder} was made by {source}, a repository of the Hugging Face hub. To download it, pass "
-            f"--model {source}"
-        )
+    if model is None and (is_on_hub(source) or is_url(source)):
+        where = "in a bucket" if is_url(source) else "a repository of the Hugging Face hub"
+        raise UsageError(f"{name} was made by {source}, {where}. To download it, pass --model {source}")
     if model is None and not is_downloaded(source):
         raise UsageError(f"{folder} was made by {source}, which no longer exists. Pass its new path: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
-    check_model(about, classifier, Path(folder), source)
-    return Index(Path(folder), about, classifier, images)
+    check_model(about, classifier, folder, source)
+    return Index(folder, about, classifier, images)
 
 
 @with_near_options
@@ -206,6 +260,8 @@ def search(
     top: int = 10,
     skip_self: bool = False,
     level: str | None = None,
+    label: Names = None,
+    folder: Names = None,
     condition: str | None = None,
     neighbors: int | None = None,
     images: Paths | None = None,
@@ -223,13 +279,15 @@ def search(
     top        Files per query.
     skip_self  Leave out the query's own file.
     level      Level of the labels, fine for the finest. Default: the index's.
+    label      Search only files with this label, at `level`. Several: any of them.
+    folder     Search only files in this folder. Several: in any of them.
     condition  Rank files of the query's class at this level first: the predicted class, or LEVEL=CLASS.
     neighbors  Files that vote on the class of `condition`. Default: 20.
     images     Folders whose images the results may show.
     model      Run of the index, if it was moved.
     device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     exact      Compare with all files, also in an index for approximate search.
-    recall     Measure the recall of an approximate search with so many of the queries.
+    recall     Measure the recall of an approximate search with this number of the queries.
     """
     opened: Any = open_index(index, model=model, device=device, images=images or ())  # one overload per kind of images
     return opened.search(
@@ -239,9 +297,18 @@ def search(
         exact=exact,
         recall=recall,
         level=level,
+        label=label,
+        folder=folder,
         condition=condition,
-        neighbours=neighbors,
+        neighbors=neighbors,
     )
+
+
+def _several(names: Names) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    listed: Iterable[str | os.PathLike[str]] = [names] if isinstance(names, str | os.PathLike) else names
+    return tuple(os.fspath(name) for name in listed)
 
 
 def _list_queries(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[ListedFile]:

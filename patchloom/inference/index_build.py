@@ -4,7 +4,8 @@ A file with the same size and modification time is not embedded again, so an int
 stopped. New classes need no training.
 
 Several machines can share the work: `part="3/8"` embeds the third of eight shares of the files into a folder of its
-own, which depends on nothing but the run and the files, and `join` moves the finished shares into one index.
+own, which depends on nothing but the run and the files, and `join` moves the finished shares into one index. Of shards,
+each becomes a part of the index (`shard_parts`), and a share is every eighth of them.
 """
 
 import os
@@ -16,20 +17,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from patchloom.data.buckets.mirror import Mirror
+from patchloom.data.buckets.remote_file import AnyFile
 from patchloom.data.datasets import Progress
 from patchloom.data.images.image_store import ImageStore, file_state
+from patchloom.data.labels.taxonomy import level_named
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.labeled_files import list_labeled, list_objects
 from patchloom.data.sources.python_objects import PythonData
-from patchloom.data.sources.specs import Data, split_specs
+from patchloom.data.sources.source import list_shards
+from patchloom.data.sources.specs import Data, is_url, split_specs
+from patchloom.data.splits import level_of
 from patchloom.disk import locked
 from patchloom.evaluation.approximate_search import import_faiss
-from patchloom.inference.classifier import Classifier, load
+from patchloom.inference.classifier import Classifier, drop_projector, load
 from patchloom.inference.embedding import EmbeddedFiles, embed_files, embed_images
 from patchloom.inference.index import Index, ListedFile
 from patchloom.inference.index_files import (
@@ -44,6 +51,8 @@ from patchloom.inference.index_files import (
     write_stored_lists,
 )
 from patchloom.inference.neighbors import check_model, index_preprocessing
+from patchloom.inference.ray_engine import embed_on_ray
+from patchloom.inference.shard_parts import PART_FILE, ShardEmbedder, ShardJob, read_record, with_shards
 from patchloom.runs.config import is_run
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
@@ -54,6 +63,7 @@ OUTDATED = 0.1  # share of files that were added or removed since the lists were
 SHARE_FOLDER = re.compile(r"[1-9]\d*-of-[1-9]\d*")  # made by `part`, e.g. 3-of-8
 # A part is written when it has this many files or is this old, so a killed build loses no more than that.
 PART_FILES, PART_SECONDS = 4096, 60.0
+Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -110,21 +120,24 @@ def index(
     level: str | None = None,
     part: str | None = None,
     join: bool = False,
+    engine: Engine = "local",
     progress: Progress | None = None,
 ) -> BuildSummary:
     """Embed image files and the images of folders into the index `out`, which may already exist.
 
-    An image that is not a file is named by a digest of the data and its position, and is embedded again if the data
-    change. Beyond a million files, faiss makes the search fast and approximate (`approximate_search`).
+    Of tar shards and parquet files, also in a bucket, each becomes a part of its own (`shard_parts`). An image that
+    Python code passes is named by a digest of the data and its position, and is embedded again if the data change.
+    Beyond a million files, faiss makes the search fast and approximate (`approximate_search`).
 
     model     Run folder, resmlp_s12:in1k, or hub:user/name.
     images    Image files or folders, labeled as `train` reads them. Also a Dataset, arrays, a table or a list of
               (image, label).
-    out       Index folder. New images are added if it exists.
+    out       Index folder, or address in a bucket. New images are added if it exists.
     batch     Images per batch.
     workers   Processes that read images.
     device    'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
-    exact     Compare queries with all files, also beyond a million. No approximate search is built.
+    exact     Compare queries with all files. Default: approximate search beyond a million. No
+              approximate search is built.
     prune     Drop files that are gone from these folders. Files of other folders stay: their disk may only be
               unmounted.
     trunk     Use the vectors before the projector of a run that has one.
@@ -133,25 +146,32 @@ def index(
     part      Embed one of several shares of the files, such as 3/8, for `join`. The files go into the folder 3-of-8 of
               `out`.
     join      Join the shares that were made with `part`. Files that none of them holds are then embedded.
-    progress  Called with the number of images done and their total.
+    engine    ray embeds tar shards on a Ray cluster.
+    progress  Called with the number of images done and their total; of shards, if the data are shards.
     """
     at_least("batch", batch, 1)
     at_least("workers", workers, 0)
     paths = split_specs(images)
     for path in paths:
-        if not isinstance(path, PythonData) and not os.path.exists(path):
+        if not isinstance(path, PythonData) and not is_url(path) and not os.path.exists(path):
             raise UsageError(f"{path}: no such file or folder")
-    share = _share(part, join=join, prune=prune)
-    folder, classifier = Path(out), load(model, device=device)
+    share, shards = _share(part, join=join, prune=prune), shards_of(paths)
+    if engine == "ray" and not shards:
+        raise UsageError(f"--engine ray embeds tar shards or parquet files, and {paths[0]} is neither; pass --part")
+    if shards:
+        job = ShardJob(model, os.fspath(out), device, trunk, reading, batch, workers)
+        return _index_shards(job, shards, share, level, exact=exact, prune=prune, engine=engine, progress=progress)
+    bucket = Mirror(os.fspath(out)) if is_url(out) else None
+    folder, classifier = bucket.folder if bucket else Path(out), load(model, device=device)
     collection = collect(paths, classifier, reading=reading, level=level)
     if share is not None:
         folder /= share.folder
         collection = replace(collection, files=[file for file in collection.files if share.holds(file.path)])
         exact = True  # the joined index gets lists, not its shares
     if trunk:
-        if classifier.model.config.projector == "none":
-            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
-        classifier.model.drop_projector()
+        drop_projector(classifier, model)
+    if bucket:
+        bucket.pull(lambda name: share is None or name.startswith(f"{share.folder}/"))
     with locked(folder):
         before = _open_or_create(folder, classifier, model, trunk=trunk)
         if join:
@@ -167,12 +187,86 @@ def index(
             import_faiss()  # fails now if it is missing, not after hours of work
         unreadable = build.embed(classifier, missing, batch, workers, progress, collection.in_memory)
         about = _with_search(folder, build.about, uses_faiss=uses_faiss, exact=exact)
+    if bucket:
+        bucket.push()
     if not len(about):
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(collection.files)} images can be read; the first: {first}")
     image_folders = [path for path in paths if not isinstance(path, PythonData)]
     opened, unchanged = Index(folder, about, classifier, image_folders), len(collection.files) - len(missing)
     return BuildSummary(opened, len(missing) - len(unreadable), unchanged, gone, unreadable)
+
+
+def _index_shards(
+    job: ShardJob,
+    shards: Sequence[AnyFile],
+    share: IndexShare | None,
+    level: str | None,
+    *,
+    exact: bool,
+    prune: bool,
+    engine: Engine,
+    progress: Progress | None,
+) -> BuildSummary:
+    """Make the missing parts of shards; join all parts unless this is the work of one machine of several."""
+    embedder = ShardEmbedder(job)
+    if embedder.bucket:
+        embedder.bucket.pull(FILE.__eq__)
+    if (embedder.folder / FILE).exists():  # fails now if it is of another model
+        _open_or_create(embedder.folder, embedder.classifier, job.model, trunk=job.trunk)
+    own = shards[share.number - 1 :: share.count] if share else shards
+    missing = embedder.missing(own)
+    if engine == "ray":
+        made = embed_on_ray(job, missing, progress)
+    else:
+        made = []
+        for shard in missing:
+            made.append(embedder.embed(shard))
+            if progress:
+                progress(len(made), len(missing))
+    embedded = sum(record.rows for record in made)
+    unreadable = {path: error for record in made for path, error in record.unreadable.items()}
+    about, gone = _empty(embedder.classifier, job.model, trunk=job.trunk), 0
+    if share is None:
+        before, about = _join_parts(embedder, shards, level, exact=exact, prune=prune)
+        gone = max(0, before + embedded - len(about))
+    else:
+        about = replace(about, parts=tuple(record.indexed for record in made if record.rows))
+    if not len(about) and unreadable:
+        raise DataError(f"no image of {len(missing)} shards can be read; the first: {next(iter(unreadable.values()))}")
+    unchanged = max(0, len(about) - embedded)
+    return BuildSummary(Index(embedder.folder, about, embedder.classifier), embedded, unchanged, gone, unreadable)
+
+
+def _join_parts(
+    embedder: ShardEmbedder, shards: Sequence[AnyFile], level: str | None, *, exact: bool, prune: bool
+) -> tuple[int, IndexMetadata]:
+    """Write the index of the parts of shards. Returns the number of its images before, and its metadata."""
+    folder, classifier, job = embedder.folder, embedder.classifier, embedder.job
+    if embedder.bucket:
+        embedder.bucket.pull()
+    with locked(folder):
+        before = _open_or_create(folder, classifier, job.model, trunk=job.trunk)
+        records = [read_record(folder, embedder.key_of(shard)) for shard in shards]
+        about = with_shards(before, records, folder, prune=prune)
+        names = {"": list(about.labels)} | {name: coarse.values() for name, coarse in about.levels.items()}
+        chosen = level_named(level, about.levels) if level else about.level or level_of(classifier.labels, names) or ""
+        about = replace(about, level=chosen if chosen in about.levels else "")
+        if about != before:
+            write_about(folder, about)
+        about = _with_search(folder, about, uses_faiss=not exact and len(about) > EXACT_UP_TO, exact=exact)
+    if embedder.bucket:
+        embedder.bucket.push()
+    return len(before), about
+
+
+def shards_of(paths: Sequence[str]) -> list[AnyFile]:
+    """Return the tar shards or parquet files that the data consist of; none if they are image files."""
+    listed = [[] if isinstance(path, PythonData) else list_shards(path) for path in paths]
+    if any(listed) and not all(listed):
+        files = next(path for path, shards in zip(paths, listed, strict=True) if not shards)
+        raise UsageError(f"{printable(files)} has no shards, and other data have; build separate indexes")
+    return [shard for shards in listed for shard in shards]
 
 
 def collect(
@@ -243,15 +337,23 @@ def _open_or_create(folder: Path, classifier: Classifier, model: str, *, trunk: 
         check_model(about, classifier, folder, model)
         return about
     entries = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    if others := sorted(name for name in entries if not SHARE_FOLDER.fullmatch(name)):
+    if others := sorted(name for name in entries if not (SHARE_FOLDER.fullmatch(name) or PART_FILE.fullmatch(name))):
         raise UsageError(f"{folder} contains other files ({others[0]}) and no {FILE}. Pass a new folder with --out.")
-    source = os.path.abspath(model) if is_run(model) else model
-    dimension = embed_images(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
-    about = IndexMetadata(
-        source, weights_digest(dict(classifier.model.state_dict())), index_preprocessing(classifier), dimension, trunk
-    )
+    about = _empty(classifier, model, trunk=trunk)
     write_about(folder, about)
     return about
+
+
+def _empty(classifier: Classifier, model: str, *, trunk: bool) -> IndexMetadata:
+    """Return the metadata of an index of a model without images."""
+    source = os.path.abspath(model) if is_run(model) else model
+    dimension = embed_images(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
+    weights = weights_digest(dict(classifier.model.state_dict()))
+    return IndexMetadata(source, weights, index_preprocessing(classifier), dimension, trunk)
+
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05d}"
 
 
 def _share(part: str | None, *, join: bool, prune: bool) -> IndexShare | None:
@@ -285,7 +387,7 @@ def _join_shares(folder: Path, about: IndexMetadata, classifier: Classifier) -> 
                 if (part.vectors_sha256, part.rows_sha256) in known:
                     continue
                 rows = stored.rows_of(part)
-                copied = write_part(folder, len(parts), stored.all_rows(part).numpy(), rows)
+                copied = write_part(folder, _part_name(len(parts)), stored.all_rows(part).numpy(), rows)
                 parts.append(replace(copied, dropped=part.dropped))
                 labels.update(rows[at].label for at in part.valid_rows().tolist() if rows[at].label)
             for name, coarse_labels in shared.levels.items():
@@ -378,7 +480,7 @@ class _Build:
             return
         rows, number = [row for row, _ in waiting], len(self.about.parts)
         vectors = torch.stack([vector for _, vector in waiting]).numpy()
-        parts = [*self.about.parts, write_part(self._folder, number, vectors, rows)]
+        parts = [*self.about.parts, write_part(self._folder, _part_name(number), vectors, rows)]
         parts = self._remove_rows(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
         self._labels.update(row.label for row in rows if row.label)
         self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}

@@ -5,6 +5,7 @@
                        that is shown; whether a search is exact; the parts with their checksums
     part-00000.npy     (rows, dimension) float32 unit vectors
     part-00000.json    path, label, size in bytes and modification time of the file of each row
+    part-train-000000-….npy  the same for the images of a shard (`shard_parts`)
     lists-00000.faiss  beyond a million files: codes of the vectors of the first parts, in lists (`approximate_search`)
     lists-00000.npy    the smallest cosine between the centroid of each list and its members
 
@@ -19,7 +20,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -228,9 +229,8 @@ def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> 
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
 
-def write_part(folder: Path, number: int, vectors: np.ndarray, rows: Sequence[IndexRow]) -> IndexPart:
+def write_part(folder: Path, name: str, vectors: np.ndarray, rows: Sequence[IndexRow]) -> IndexPart:
     """Write both files of a part; they take effect once `index.json` names them."""
-    name = f"part-{number:05d}"
     packed = io.BytesIO()
     np.save(packed, vectors, allow_pickle=False)
     listed = json.dumps(rows).encode()  # ASCII, so that names that are not UTF-8 survive
@@ -273,6 +273,16 @@ class StoredVectors:
             rows, valid = self.rows_of(part), part.valid_rows()
             files |= {int(i): rows[valid[at]] for i, at in zip(chosen.tolist(), inside.tolist(), strict=True)}
         return [files[i] for i in range(len(positions))]
+
+    def positions_of(self, wanted: Callable[[IndexRow], bool]) -> Tensor:
+        """Return the positions of the wanted files, increasing."""
+        positions: list[int] = []
+        start = 0
+        for part in self.about.parts:
+            rows = self.rows_of(part)
+            positions += [start + place for place, at in enumerate(part.valid_rows().tolist()) if wanted(rows[at])]
+            start += len(part)
+        return torch.tensor(positions, dtype=torch.int64)
 
     def labels(self) -> list[str]:
         """Return the label of every file, in order; '' for none."""

@@ -79,7 +79,7 @@ class IndexNeighbors:
     def __init__(self, stored: StoredVectors, level: str | None = None, neighbors: int | None = None) -> None:
         self.about, self._stored = stored.about, stored
         self._k = NEIGHBORS if neighbors is None else neighbors
-        at_least("neighbours", self._k, 1)
+        at_least("neighbors", self._k, 1)
         if not self.about.labels:
             raise UsageError(
                 f"{stored.folder} has no labels to predict. Add labeled images, in class folders or with --labels "
@@ -134,8 +134,13 @@ class IndexNeighbors:
             )
         return [SearchCondition(level, [(class_name, 1.0)], "as requested")] * len(queries)
 
-    def search(self, queries: Tensor, conditions: Sequence[SearchCondition], k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores of equation 2.5, cosines and positions, each (Q, k); p is 1/2 for a file without a label."""
+    def search(
+        self, queries: Tensor, conditions: Sequence[SearchCondition], k: int, among: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores of equation 2.5, cosines and positions, each (Q, k); p is 1/2 for a file without a label.
+
+        `among` are the positions of the files to compare with; None means all.
+        """
         number = {name: place for place, name in enumerate(self.names)}
         posterior = torch.zeros(len(queries), len(self.names), dtype=torch.float64)
         for row, condition in enumerate(conditions):
@@ -145,7 +150,11 @@ class IndexNeighbors:
         added = F.pad(log_odds(posterior), (0, 1))  # the last column is for files without a label
         labels = (self.about.at(label, self.level) for label in self._stored.labels())
         classes = torch.tensor([number.get(label, len(self.names)) for label in labels])
-        return conditioned_nearest(self._stored, queries, classes, added, k)
+        subset = Subset(self._stored, among)
+        if among is not None:
+            classes = classes[among]
+        scores, cosines, positions = conditioned_nearest(subset, queries, classes, added, k)
+        return scores, cosines, subset.of_all(positions)
 
 
 class NeighborClassifier:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from patchloom.data.labels.taxonomy import FINEST
 from patchloom.evaluation.approximate_search import Nearest, measure_recall
-from patchloom.evaluation.exact_search import exact_nearest
+from patchloom.evaluation.exact_search import Subset, exact_nearest
 from patchloom.inference.index_files import StoredVectors
 from patchloom.inference.neighbors import IndexNeighbors, SearchCondition
 from patchloom.report.notebook import html_card
@@ -84,6 +84,7 @@ class SearchSettings:
     class_name: str = ""  # that class, if the user names it
     images: tuple[str, ...] = ()  # folders that images of the hits may be read from
     recall: int = 0  # queries to measure the recall with, by an exact search
+    among: Tensor | None = None  # positions of the files that a filter leaves; None for all
 
     def search(self, queries: Tensor, paths: Sequence[str]) -> list[SearchResult]:
         """Return one result per query; `queries` are unit vectors (Q, C), `paths` their files ('' for none)."""
@@ -92,10 +93,11 @@ class SearchSettings:
         recalls: Sequence[float | None] = [None] * len(queries)
         if self.voters is not None:
             conditions = known = self.voters.conditions(queries, paths, self.class_name)
-            totals, scores, positions = self.voters.search(queries, known, count)
-        elif self.exact or self.vectors.about.exact:
-            totals, positions = exact_nearest(self.vectors, queries, count)
-            scores = totals
+            totals, scores, positions = self.voters.search(queries, known, count, self.among)
+        elif self.exact or self.vectors.about.exact or self.among is not None:
+            subset = Subset(self.vectors, self.among)
+            totals, places = exact_nearest(subset, queries, count)
+            scores, positions = totals, subset.of_all(places)
         else:
             nearest = self.vectors.nearest(queries, count)
             totals = scores = nearest.scores

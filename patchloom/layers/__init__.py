@@ -1,1 +1,1 @@
-"""The parts every network is put together from, one idea per file."""
+"""The parts of networks, one idea per file."""

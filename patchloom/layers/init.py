@@ -6,20 +6,22 @@ from torch import nn
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.token_mixing import AcrossPositions, TokenMLP
 
+STD = 0.02  # of truncated_normal_
 
-def truncated_normal_(network: nn.Module, *, std: float = 0.02) -> None:
-    """Set linear weights, tokens and positions to N(0, std) cut at ±2 and biases to 0. Convolutions keep PyTorch's."""
+
+def truncated_normal_(network: nn.Module) -> None:
+    """Set linear weights, tokens and positions to N(0, 0.02²) cut at ±2, biases to 0. Convolutions keep PyTorch's."""
     for module in network.modules():
         if isinstance(module, nn.Linear | AcrossPositions):
-            nn.init.trunc_normal_(module.weight, std=std)
+            nn.init.trunc_normal_(module.weight, std=STD)
             nn.init.zeros_(module.bias)
         elif isinstance(module, TokenMLP):
             for weight in (module.weight1, module.weight2):
-                nn.init.trunc_normal_(weight, std=std)
+                nn.init.trunc_normal_(weight, std=STD)
             nn.init.zeros_(module.bias1)
             nn.init.zeros_(module.bias2)
         elif isinstance(module, LearnedTokens | PositionEmbedding):
-            nn.init.trunc_normal_(module.weight, std=std)
+            nn.init.trunc_normal_(module.weight, std=STD)
 
 
 def lecun_normal_(network: nn.Module) -> None:

@@ -117,8 +117,8 @@ def _to_sqrt_length(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
 
 
-def make_norm(name: NormName, dim: int, *, eps: float = 1e-6) -> nn.Module:
-    """Return a normalization by name. `eps` is for LayerNorm (1e-6 in the authors' code, 1e-5 in sMLPNet)."""
+def make_norm(name: NormName, dim: int) -> nn.Module:
+    """Return a normalization by name. The `eps` of LayerNorm is that of the authors' code."""
     if name == "layer":
-        return LayerNorm(dim, eps=eps)
+        return LayerNorm(dim, eps=1e-6)
     return {"affine": Affine, "batch": BatchNorm, "l2": L2Norm}[name](dim)

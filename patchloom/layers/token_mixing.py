@@ -92,7 +92,7 @@ class TokenLinear(AcrossPositions, Resampled):
         return mix_tokens(self.weight, tokens, self.bias)
 
     def folded(self, tokens: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
-        """Return scale · self(weight · x + bias), with `norm` = (weight, bias). Saves only x for the backward pass."""
+        """Return scale · self(weight · tokens + bias); `norm` is (weight, bias). Saves only `tokens` for backward."""
         shift = self.bias.unsqueeze(-1) * scale  # (M, C)
         if norm is not None:
             weight, bias = norm

@@ -46,16 +46,16 @@ def bench(
     names      Networks; 'timm:NAME' is a network of timm.
     device     'cpu', 'cuda', 'cuda:1' or 'mps'; 'auto' uses a GPU if there is one.
     size       Image size in pixels.
-    batches    Batch sizes to try; the fastest is reported. Or the largest that fits.
-    limit_mib  With --batches largest: the memory of a batch in MiB. Default: that of the GPU.
+    batches    Batch sizes; the fastest is reported. 'largest': the largest that fits in memory.
+    limit_mib  With --batches largest: memory limit in MiB. Default: the memory of the GPU.
     dtype      Precision. One of 'float32', 'bfloat16' or 'float16'.
-    absorb     Also measure each network with its affine parts absorbed.
+    absorb     Also measure each network with its affine layers merged into their neighbors.
     compile    Measure under torch.compile.
     seconds    Seconds per network and batch size.
     """
     device = resolve_device(device)
     if batches != "largest" and limit_mib is not None:
-        raise UsageError("limit_mib is for batches='largest'; leave it out for listed batch sizes")
+        raise UsageError("limit_mib is for batches='largest'; drop it for listed batch sizes")
     if batches == "largest" and device_kind(device) != "cuda" and (limit_mib is None or compile):
         raise UsageError(
             f"on {device}, the largest batch needs limit_mib, such as 1000, and networks that are not compiled"

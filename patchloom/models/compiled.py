@@ -48,7 +48,6 @@ class CompiledByBlock(NetworkWrapper):
         ]
 
     def forward(self, images: Tensor, **options: Any) -> Any:
-        """Call the network."""
         for block, call in self._calls:
             block._compiled_call_impl = call  # Module.compile would set it permanently
         try:

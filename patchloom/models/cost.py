@@ -52,7 +52,6 @@ class Cost:
 
     @property
     def operations(self) -> int:
-        """All operations."""
         return self.multiply_adds + self.elementwise
 
 
@@ -85,7 +84,7 @@ class Tradeoff:
 
 
 def training_multiply_adds(images_seen: int, per_image: int) -> int:
-    """Return the multiply-adds of a training, by the usual convention that a step costs three forward passes.
+    """Return the multiply-adds of a training run, by the usual convention that a step costs three forward passes.
 
     The backward pass takes two products (with the weights and with the activations) for every one of the forward pass.
     Evaluations, teachers and averages are not counted, nor is what frozen weights save.

@@ -48,11 +48,9 @@ class CapturedNetwork(NetworkWrapper):
         self._captures = True
 
     def forward(self, images: Tensor, **options: Any) -> Any:
-        """Call the network."""
         return self._run("forward", images, options)
 
     def features(self, images: Tensor) -> Any:
-        """Call the network's `features`."""
         return self._run("features", images, {})
 
     def forward_resampled(self, images: Tensor) -> Any:

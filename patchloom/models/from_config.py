@@ -77,7 +77,7 @@ def _named(config: str) -> Iterator[None]:
     try:
         yield
     except PatchloomError as error:
-        raise CheckpointError(f"{config} describes no network that can be built: {error}") from error
+        raise CheckpointError(f"{config} does not describe a network that can be built: {error}") from error
     except Exception as error:  # unforeseen options, which torch rejects
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"{config} describes no network that can be built: {reason}") from error

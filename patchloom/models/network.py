@@ -296,7 +296,7 @@ class Network(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier, as `reset_head` does. The pooling is part of the network and cannot be changed."""
         if global_pool not in (None, ""):
-            raise UsageError(f"{self.config.name} has its own pooling; leave out global_pool={global_pool!r}")
+            raise UsageError(f"{self.config.name} has its own pooling; drop global_pool={global_pool!r}")
         self.reset_head(num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

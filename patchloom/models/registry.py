@@ -1,6 +1,7 @@
-"""Create networks by name.
+"""Create networks by name. A new family is a file next to this one and a row of `_FAMILIES`.
 
-The names and costs of all networks are also in `catalog`, as constants that do not need torch.
+docs/internals/tour.md has all steps. The names and costs of all networks are also in `catalog`, as constants that do
+not need torch.
 """
 
 import dataclasses
@@ -118,7 +119,7 @@ def _published_weights(name: str, tag: str | None, *, pretrained: bool) -> "Weig
     family_of(name)  # raises UsageError for an unknown name
     known = published(name)
     if not known:
-        raise UsageError(f"{name} has no published weights; leave out pretrained")
+        raise UsageError(f"{name} has no published weights; drop pretrained")
     return known[0]
 
 

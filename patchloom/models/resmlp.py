@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from patchloom.layers.convolution import TokenConv
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import NormName, make_norm
@@ -90,8 +91,6 @@ class ResMLP(Network):
                 hidden = round(c.communication_expansion * self.grid[0] * self.grid[1])
                 return TokenMLP(self.grid, hidden, activation=c.activation)
             case kind:
-                from patchloom.layers.convolution import TokenConv  # rarely needed
-
                 return TokenConv(c.dim, self.grid, kind)
 
     def _class_block(self) -> ClassBlock:

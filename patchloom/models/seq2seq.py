@@ -244,7 +244,7 @@ class Seq2Seq(nn.Module):
         c = self.config
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise UsageError(
-                f"a {side} is word ids of shape (sentences, positions), given {tokens.dtype} {tuple(tokens.shape)}"
+                f"a {side} is word ids of shape (sentences, positions), got {tokens.dtype} {tuple(tokens.shape)}"
             )
         if tokens.shape[1] > c.max_length:
             raise DataError(

@@ -17,7 +17,7 @@ PART_NUMBERS = 1 << 26
 
 
 @torch.no_grad()
-def cluster_labels(vectors: Tensor, clusters: int, *, seed: int = 0, rounds: int = ROUNDS) -> Tensor:
+def cluster_labels(vectors: Tensor, clusters: int, *, seed: int = 0) -> Tensor:
     """Assign (N, C) vectors to clusters 0…K−1 by spherical k-means, started at K random images, until convergence.
 
     A cluster that loses all images restarts at the image that fits its own center worst, so all K are used.
@@ -28,7 +28,7 @@ def cluster_labels(vectors: Tensor, clusters: int, *, seed: int = 0, rounds: int
     unit = F.normalize(vectors.float())
     drawn = torch.randperm(len(unit), generator=torch.Generator().manual_seed(seed))[:clusters]
     labels, fit = nearest_centers(unit, unit[drawn.to(unit.device)])
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         labels = _all_used(labels, fit, clusters)
         centers = F.normalize(torch.zeros_like(unit[:clusters]).index_add_(0, labels, unit))
         moved, fit = nearest_centers(unit, centers)

@@ -95,8 +95,8 @@ def dino_loss(
 def collapse(teacher_entropy: float, teacher_spread: float, outputs: int) -> str:
     """Return one line that says how the outputs collapsed, judged by means over an epoch, or "" if they did not.
 
-    Below a hundredth of a nat the teacher's output is the same for every image. Early in a training that is always
-    nearly so, and with one image per step this cannot be judged.
+    Below a hundredth of a nat the teacher's output is the same for every image. Early in training this is nearly
+    always so, and with one image per step it cannot be judged.
     """
     if teacher_spread > 0.01:
         return ""

@@ -97,7 +97,6 @@ class FeatureDistillation(nn.Module, Objective):
 
     @property
     def followers(self) -> list[nn.Module]:
-        """Return the teacher."""
         return list(self._teachers)
 
     def forward(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:

@@ -128,7 +128,6 @@ class EmbeddingMemory(nn.Module):
         self._noted.append((index, F.normalize(embeddings.detach().float(), dim=1)))
 
     def forget(self) -> None:
-        """Discard what was noted."""
         self._noted.clear()
 
     @torch.no_grad()
@@ -329,7 +328,7 @@ def _check(method: Losses, trunk: Network, labels: Tensor) -> None:
     if method.labels != "cross_entropy" and classes:
         # Several processes would wait for gradients that never arrive.
         raise UsageError(
-            f"The classifier of {classes} classes would not be trained. Call reset_head(0) on the network."
+            f"The network has a classifier of {classes} classes, which the method does not train. Call reset_head(0)."
         )
     if method.labels == "cross_entropy" and classes <= int(labels.max()):
         count = int(labels.max()) + 1

@@ -237,7 +237,6 @@ def scaled_steps(recipe: Recipe, epochs: int) -> Reason:
 
 
 def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Reason]:
-    """Adapt augmentation and objective."""
     epochs, batch = chosen["schedule.epochs"], chosen["optim.batch_size"]
     size = chosen.get("model.image_size", recipe.model.image_size)
     augment = recipe.augment

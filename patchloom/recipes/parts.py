@@ -1,4 +1,7 @@
-"""The groups of a recipe's fields, in the order of the recipe. Each parses and checks its fields when created."""
+"""The groups of a recipe's fields, in the order of the recipe. Each parses and checks its fields when created.
+
+A new field is a line here; `methods.py` lists the methods that read it.
+"""
 
 from __future__ import annotations
 

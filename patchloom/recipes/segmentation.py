@@ -92,7 +92,8 @@ PRETRAINED_PIXELS = 128  # largest window on a CPU for a pretrained network
 LEAST_PLACES = 16  # patches along a window
 FEW_WINDOWS = 20_000  # below: a short run
 PRETRAINED_SHARE = 0.4  # of the windows, with pretrained weights
-NARROW_LR, SCRATCH_LR, PRETRAINED_LR = 3e-3, 1e-3, 1e-4  # for batches of 64; smaller ones scale by the root
+# For batches of 64; smaller ones scale by the root. A short run has to fit a new head in a few dozen updates (LOG.md).
+NARROW_LR, SCRATCH_LR, PRETRAINED_LR, SHORT_PRETRAINED_LR = 3e-3, 1e-3, 1e-4, 2e-3
 # Augmentation and regularization. In a short run each image is seen a few times only.
 SHORT_RUN = {
     "augment.scale_min": 0.9,
@@ -187,9 +188,11 @@ def _training(facts: Facts, known: Mapping[str, Any], budget: SegmentationBudget
     fewest, most = budget.epochs
     epochs = known.get("schedule.epochs") or max(fewest, min(most, round(windows / images)))
     updates = max(1, images // batch) * epochs
-    peak = PRETRAINED_LR if pretrained else NARROW_LR if narrow else SCRATCH_LR
-    start = "from trained weights" if pretrained else "from scratch"
     short = epochs * images < FEW_WINDOWS
+    if pretrained:
+        peak, start = SHORT_PRETRAINED_LR if short else PRETRAINED_LR, "from trained weights"
+    else:
+        peak, start = NARROW_LR if narrow else SCRATCH_LR, "from scratch"
     why = "short run: overfitting is unlikely" if short else "long run: as in the papers"
     return [
         Reason("schedule.epochs", epochs, f"about {epochs * images:,} windows seen"),
@@ -197,7 +200,7 @@ def _training(facts: Facts, known: Mapping[str, Any], budget: SegmentationBudget
         Reason(
             "optim.lr",
             float(f"{peak * min(1.0, math.sqrt(batch / 64)):.1e}"),
-            f"AdamW, {peak:g} {start}, less for batches below 64",
+            f"AdamW, {peak:g} {start} in a {'short' if short else 'long'} run, less for batches below 64",
         ),
         Reason("schedule.warmup_steps", max(1, updates // 20), f"a twentieth of {updates:,} updates"),
         Reason("segment.channels", budget.channels, "a head as wide as small networks need"),

@@ -103,7 +103,7 @@ def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any
 
 
 def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
-    """Return (class, its counts, thumbnails from all over it), from train, or from val if train lacks the class."""
+    """Return (class, its counts, evenly spaced thumbnails), from train, or from val if train lacks the class."""
     rows: dict[str, dict[str, list[int]]] = {}
     unreadable = {(bad.place.split, bad.place.row) for bad in report.unreadable}
     for split, listing in report.listings.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from patchloom.disk import atomic_write
@@ -67,6 +67,11 @@ def section_links(html: str) -> list[tuple[str, Markup]]:
     return links if len(links) >= LEAST_LINKS else []
 
 
+def breakable_path(path: str) -> Markup:
+    """Return a path that a browser may wrap after its slashes."""
+    return escape(path).replace("/", Markup("/<wbr>"))
+
+
 def inline_policy(script: str) -> str:
     """Return the source expression of a content security policy that allows one inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
@@ -79,7 +84,7 @@ def page_script(name: str) -> str:
 
 LIST_SCRIPT = "\n" + page_script("lists.js")  # sorts and filters lists and tables
 LIST_POLICY = inline_policy(LIST_SCRIPT)
-_PAGES.filters["links"] = section_links
+_PAGES.filters.update(links=section_links, breakable=breakable_path)
 _PAGES.globals.update(
     light_colors=LIGHT_COLORS,
     dark_colors=DARK_COLORS,

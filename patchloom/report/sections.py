@@ -120,16 +120,16 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     return {"table": None, "pairs": pairs, "largest": largest, **whole}
 
 
-def most_confused(wrong: np.ndarray, count: int = MOST_CONFUSED_CLASSES) -> list[int]:
+def most_confused(wrong: np.ndarray) -> list[int]:
     """Return the classes of the most confused pairs, in either direction; the classes of a pair are neighbors."""
     both = np.triu(wrong + wrong.T)
     chosen: list[int] = []
     for place in np.argsort(-both, axis=None, kind="stable"):
         i, j = divmod(int(place), len(both))
-        if not both[i, j] or len(chosen) >= count:
+        if not both[i, j] or len(chosen) >= MOST_CONFUSED_CLASSES:
             break
         for one, other in ((i, j), (j, i)):
-            if one not in chosen and len(chosen) < count:
+            if one not in chosen and len(chosen) < MOST_CONFUSED_CLASSES:
                 chosen.insert(chosen.index(other) + 1 if other in chosen else len(chosen), one)
     return chosen if len(chosen) > 1 else []
 

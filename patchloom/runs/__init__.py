@@ -22,7 +22,7 @@ Files of single tasks:
 | File | Contents | Module |
 |---|---|---|
 | predictions.safetensors | classification: the prediction for each validation image | `predictions` |
-| clusters.json | embedding with ClusterFit: the cluster of each training image | `tasks.embedding.clusters` |
+| clusters.json | embedding with ClusterFit: the cluster of each training image | `tasks.embedding.training` |
 | teacher_labels.json | classification without labels: the teacher's classes | `tasks.classification.teacher_labels` |
 | segmented.safetensors | segmentation: results per validation image | `tasks.segmentation.run_files` |
 | val.json | detection: objects and detections of the validation images | `tasks.detection.run_files` |

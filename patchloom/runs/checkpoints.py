@@ -1,8 +1,9 @@
 """`checkpoints/`: the state for an exact resume, and the saver that the engine uses.
 
-A checkpoint is written into a hidden folder, synced and renamed; sharded tensors by all processes, each its parts, and
-any number of processes can read them. Its manifest, with the SHA-256 of every file, is
-written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is pickled.
+`capture` in `engine/state.py` lists what a checkpoint holds. It is written into a hidden folder, synced and renamed.
+Of sharded tensors each process writes its parts, and any number of processes can read them. The manifest, with the
+SHA-256 of every file, is written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is
+pickled.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ from patchloom.engine.state import Progress, Snapshot
 from patchloom.models.from_config import is_sharded
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_whole, refuse_format, refuse_shape
 from patchloom.runs.sharded import join_shards, save_gathered_weights, shards_of, write_shards
+from patchloom.runs.upload import Uploader
 from patchloom.runs.weights import MOST_WEIGHTS, WEIGHTS, packed, refuse_bad, save_weights, unpacked
 from patchloom_runtime.errors import CheckpointError
 
@@ -74,12 +76,14 @@ class LatestCheckpoint:
 class CheckpointFolder:
     """A run folder as the engine's saver."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, uploader: Uploader | None = None) -> None:
+        self.path, self.uploader = path, uploader
         self._lock: Lock | None = None
 
     def save(self, snapshot: Snapshot, processes: Processes) -> None:
         save_checkpoint(self.path, snapshot, processes)
+        if self.uploader and processes.is_main:
+            self.uploader.start()
 
     def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any], processes: Processes) -> None:
         self._let_go_of_weights()  # Windows does not replace an open file

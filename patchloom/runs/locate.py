@@ -2,6 +2,7 @@
 
     PATH                             a run folder
     hub:user/name                    a repository of the Hugging Face hub
+    s3://bucket/runs/a               a run in a bucket; also gs:// and az://
     resmlp_s12:in1k                  published weights (`models.pretrained.table`)
     timm:NAME, torchvision:NAME      networks of other libraries (`third_party`)
 
@@ -16,6 +17,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.buckets.mirror import Mirror
+from patchloom.data.buckets.objects import list_folder
+from patchloom.data.sources.specs import is_url
 from patchloom.disk import atomic_write, disk_errors, one_at_a_time
 from patchloom.models.pretrained.table import Weights, is_published_name, weights_named
 from patchloom.models.registry import create_model
@@ -30,7 +34,7 @@ ORIGIN = "published.json"  # the row of the table of weights that a folder was w
 
 
 def run_folder(source: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run, downloading it if needed. Raise UsageError if `source` does not name a run."""
+    """Return a run folder, downloaded if needed. Raise UsageError if `source` does not name a run."""
     if (folder := find_run(source)) is not None:
         return folder
     name = os.fspath(source)
@@ -40,7 +44,7 @@ def run_folder(source: str | os.PathLike[str]) -> Path:
 
 
 def find_run(source: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a run, or None if `source` names something else, such as a weights file."""
+    """Return a run folder, or None if `source` names something else, such as a weights file."""
     if is_run(source):
         return Path(source)
     name = os.fspath(source)
@@ -49,6 +53,9 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
         if not is_run(folder):
             raise UsageError(f"{name} is not a patchloom model: it has no config.json")
         return folder
+    if is_url(name):
+        folder = Mirror(name).pull(is_file_of_run)
+        return folder if is_run(folder) else None
     if is_third_party(name):
         from patchloom.runs.third_party import third_party_run  # loads timm and torchvision
 
@@ -58,9 +65,22 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+def local_copy(source: str) -> str:
+    """Return a path as it is; download a folder of a bucket and return the path of the copy."""
+    return str(Mirror(source).pull()) if is_url(source) else source
+
+
+def is_file_of_run(name: str) -> bool:
+    """Return whether a file of a run folder is needed to use the run; checkpoints only are to continue it."""
+    return not name.startswith("checkpoints/")
+
+
 def names_run(source: str | os.PathLike[str]) -> bool:
     """Return whether `source` names a run, without downloading anything."""
-    return is_run(source) or is_on_hub(source) or is_third_party(source) or is_published_name(os.fspath(source))
+    name = os.fspath(source)
+    if is_url(name):
+        return any(facts.url.endswith("/config.json") for facts in list_folder(name))
+    return is_run(name) or is_on_hub(name) or is_third_party(name) or is_published_name(name)
 
 
 def is_on_hub(source: str | os.PathLike[str]) -> bool:

@@ -82,7 +82,7 @@ def load_network(folder: Path) -> tuple[Network, RunFiles]:
 
 
 def load_backbone(folder: Path) -> tuple[Network, RunFiles]:
-    """Return the network of a run, or the backbone of a dense one (`models.dense`), and the other files of the run."""
+    """Return the network of a run and its other files. Of a dense network (`models.dense`), return the backbone."""
     files = read_run_files(folder)
     options = files.options.get("backbone")
     if isinstance(options, dict):

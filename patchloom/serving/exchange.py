@@ -70,7 +70,7 @@ class Exchange:
                 reason = f"only {size} bytes of the body arrived within {time.monotonic() - self.began:.1f} s"
                 raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, reason) from None
             if isinstance(error, ClientDisconnect):
-                raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
+                raise HTTPException(HTTPStatus.BAD_REQUEST, "the request body is incomplete") from None
             raise
         self._is_unread = False
         self.wait_seconds["upload"] = time.monotonic() - self.began

@@ -38,7 +38,6 @@ class Connection:
         self._writing = threading.Lock()
 
     def write(self, header: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Send one message."""
         with self._writing:
             self._socket.sendall(b"".join(pack(header, parts)))
 
@@ -55,7 +54,6 @@ class Connection:
         return None if None in parts else (header, [part for part in parts if part is not None])
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -53,7 +53,6 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     async def ready(self) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class ModelProcess:
                 if request.tries < TRIES:
                     again.append(request)
                 else:
-                    reason = "the request ended the model process twice and is not tried again"
+                    reason = "the request ended the model process twice and is not retried"
                     request.results.set_exception(HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason))
         self.batches.clear()
         self._admission.begin_batch(self, 0)
@@ -124,7 +123,6 @@ class ModelProcess:
         return max(age, self.missed_beats * HEARTBEAT_SECONDS) > seconds
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     async def stop(self) -> None:

@@ -46,7 +46,7 @@ def load_served(
     """
     if is_artifact(source) and model is None:
         if device not in ("auto", "cpu"):
-            raise UsageError(f"{source} is an artifact, which runs on the CPU; leave out --device {device}")
+            raise UsageError(f"{source} is an artifact, which runs on the CPU; drop --device {device}")
         artifact = load_artifact(source, threads=threads)
         return ServedModel(task_named(artifact.about.task), artifact)
     from patchloom.inference.index import is_index, open_index  # loads torch, which artifacts do not need

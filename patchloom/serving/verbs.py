@@ -58,7 +58,7 @@ def serve(
     port           Port to listen on; 0 takes a free one.
     processes      Processes that hold the model; they share the cores.
     api_key        Key that requests must send.
-    queue          Images or lines that may wait; more are refused.
+    queue          Images or lines that may wait in the queue; further ones are refused.
     batch          Images or lines per batch.
     deadline       Seconds after which a request fails.
     max_megabytes  Largest request body in MB.
@@ -71,7 +71,7 @@ def serve(
         raise UsageError(f"deadline is {deadline} and max_megabytes {max_megabytes}; expected numbers above 0")
     if api_key is not None and (not api_key.strip() or not api_key.isascii()):
         raise UsageError(
-            "the key of --api-key or PATCHLOOM_API_KEY is empty or has letters outside ASCII; give another"
+            "the key of --api-key or PATCHLOOM_API_KEY is empty or has letters outside ASCII; pass another"
         )
     limits = Limits(
         queue=queue, batch=batch, deadline_seconds=deadline, body_bytes=int(max_megabytes * 1e6), pixels=max_pixels

@@ -1,1 +1,1 @@
-"""What is learned: one file per task, with all that is its own from the data to the report."""
+"""What is learned: one folder per task, with all that is its own from the data to the report."""

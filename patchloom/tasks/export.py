@@ -1,9 +1,11 @@
 """`patchloom export`: write a run of any task as an artifact or a single page."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchloom.data.sources.specs import Data, as_spec
+from patchloom.data.buckets.mirror import Mirror
+from patchloom.data.sources.specs import Data, as_spec, is_url
 from patchloom.disk import temporary_folder
 from patchloom.exporters.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
 from patchloom.exporters.formats import GraphFormat, PageFormat, format_for, format_named
@@ -42,7 +44,7 @@ def export(
     run           Run folder of any task, or published weights.
     out           Artifact folder, such as photos-onnx; or a page, such as page.html. It is written completely or not at
                   all. photos.onnx becomes the folder photos-onnx.
-    to            'onnx' (default), 'torch' or 'openvino'; or 'html', one page that runs by itself. The default is html
+    to            'onnx' (default), 'torch' or 'openvino'; or 'html', a self-contained page. The default is html
                   if `out` ends in .html.
     data          Images to compare on. Default: those of the run.
     split         'train', 'val', 'test' or 'all'. Default: val, or the images the run held out.
@@ -60,6 +62,8 @@ def export(
     form = format_named(to or format_for(out))
     form.check_installed()
     if isinstance(form, PageFormat):
+        if is_url(out):
+            raise UsageError(f"{printable(out)}: a page is one local file; pass a path")
         _refuse_for_pages(
             form, data=data, split=split, size=size, tolerance=tolerance, images=images, allowed_loss=allowed_loss,
             calibration=calibration, half=half or None, packed=packed or None,
@@ -73,8 +77,13 @@ def export(
         form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size
     )
     name = artifact_folder(out)
+    bucket = Mirror(name) if is_url(name) else None
+    if bucket and bucket.names():
+        raise UsageError(f"{printable(name)} exists already; choose another folder or remove it")
     notes = [f"an artifact is a folder: it is {name}, not a file {out}"] if name != out else []
-    target = Path(name)
+    target = bucket.folder if bucket else Path(name)
+    if bucket:  # a copy of what is no longer there
+        shutil.rmtree(target, ignore_errors=True)
     refuse_taken(target)
     source = run_folder(run)
     kind: Any = subject_type(source)
@@ -87,7 +96,10 @@ def export(
             builder.quantize(folder, temporary, subject.calibration(calibration), allowed_loss)
         if packed:
             builder.pack(folder)
-        return builder.finish(folder, target, notes)
+        exported = builder.finish(folder, target, notes)
+    if bucket:
+        bucket.push()
+    return exported
 
 
 def _refuse_for_pages(form: PageFormat, **options: Any) -> None:

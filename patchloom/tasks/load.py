@@ -10,7 +10,7 @@ from patchloom.inference.classifier import Classifier
 from patchloom.inference.classifier import load as load_classifier
 from patchloom.plugins import MODULE, register_module
 from patchloom.runs.config import read_config
-from patchloom.runs.locate import run_folder
+from patchloom.runs.locate import local_copy, run_folder
 from patchloom.tasks.table import task_of_run
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
@@ -71,6 +71,7 @@ def load(
 
 
 def _load(source: str | os.PathLike[str], *, device: str, trunk: bool, model: Model | None) -> Any:
+    source = local_copy(os.fspath(source))
     if is_artifact(source):
         if trunk or model is not None or device not in ("auto", "cpu"):
             raise UsageError(
@@ -80,7 +81,7 @@ def _load(source: str | os.PathLike[str], *, device: str, trunk: bool, model: Mo
     if model is not None:
         name = str(read_config(run_folder(source))["network"])
         if not name.startswith(MODULE):
-            raise UsageError(f"{os.fspath(source)} is a run of {name}, a network of patchloom; leave out model=")
+            raise UsageError(f"{os.fspath(source)} is a run of {name}, a network of patchloom; drop model=")
         register_module(model, name)
     if trunk:
         return load_classifier(source, device=device, trunk=True)

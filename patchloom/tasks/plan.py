@@ -22,6 +22,7 @@ from patchloom.recipes.values import read_value
 from patchloom.runs.checkpoints import epochs_begun, newest_progress
 from patchloom.runs.config import read_recipe
 from patchloom.runs.provenance import Provenance
+from patchloom.runs.upload import local_folder
 from patchloom.tasks.provenance import OtherRunError, default_folder
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.tasks.task import Task
@@ -174,7 +175,7 @@ def check_parts(settings: TrainingSettings, task: Task) -> None:
     for name in plugged_parts(settings):
         kind = name.partition(" ")[0]
         if kind not in task.training.plugins:
-            raise UsageError(f"{SEVERAL.get(kind, kind)} cannot be plugged into {task.name}; leave it out")
+            raise UsageError(f"{SEVERAL.get(kind, kind)} cannot be plugged into {task.name}; drop it")
     for kind in ("transform", "batch_transform", "loss", "optimizer"):
         part = getattr(settings, kind)
         if part is not None and not callable(part):
@@ -194,7 +195,7 @@ def chosen_folder(
     `taken` maps folders of other runs to the reason why they cannot be used.
     """
     if settings.out:
-        return Path(settings.out), ""
+        return local_folder(settings.out), ""
     return default_folder(folder_name(settings.data), settings.init, is_ours, taken)
 
 

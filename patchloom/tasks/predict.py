@@ -64,8 +64,8 @@ def predict(
     images     Image files, folders or videos; - reads paths or one image from standard input. Paths there are one per
                line or separated by NUL characters. An iterable is read lazily.
     top        Classes per image. Default: 3; of several labels, all that apply. Detectors list every object.
-    threshold  Drop classes with a lower score; an image without any is none. Of masks: those with a smaller share of
-               the pixels.
+    threshold  Drop classes with a lower score; an image that keeps none is "none". Of masks: those with a smaller
+               share of the pixels.
     csv        Write the predictions to a CSV file. It is replaced if it exists.
     parquet    Write the predictions to a parquet file. It is replaced if it exists.
     sort_into  Copy images into folders by class in this new folder. A folder is named after the first class of its
@@ -120,8 +120,7 @@ class PredictionStream:
         by_score = {"--top": top, "--threshold": threshold, "--sort-into": sort_into}
         self._model, self._task = _open_model(os.fspath(run), by_index, by_score, tta, out, device)
         self._threshold = threshold
-        keywords: dict[str, Any] = {"index": index, "level": level, "neighbours": neighbors, "out": out}
-        keywords["tta"] = tta or None
+        keywords: dict[str, Any] = {**by_index, "out": out, "tta": tta or None}
         if option := self._task.model.threshold_option:
             keywords[option] = threshold
         top = self._task.model.most_answers if top is None else top
@@ -166,7 +165,7 @@ class PredictionStream:
             return len(labels) if (labels := getattr(self._model, "labels", None)) else None
         from patchloom.inference.neighbors import NEIGHBORS
 
-        return int(self._keywords.get("neighbours", NEIGHBORS))
+        return int(self._keywords.get("neighbors", NEIGHBORS))
 
     def _open_outputs(self, stack: ExitStack) -> Callable[[Any], None]:
         """Open the files and the folder; return the function that writes a prediction to all of them."""
@@ -315,9 +314,10 @@ def _find_model(run: str) -> "tuple[Path, Task, bool]":
     """Return the folder of a run or artifact, its task, and whether it is an artifact."""
     if is_run(run):
         return Path(run), task_of_run(Path(run)), False
-    from patchloom.runs.locate import run_folder
+    from patchloom.runs.locate import local_copy, run_folder
     from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # not needed for run folders
 
+    run = local_copy(run)
     if is_artifact(run):
         return Path(run), task_named(read_about(Path(run)).task), True
     folder = run_folder(run)

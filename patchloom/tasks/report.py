@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
+from patchloom.engine.records import Record
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.report.sections import table_section
 from patchloom.runs.config import is_run, read_recipe, read_run_files
@@ -87,19 +88,19 @@ def _check(
     val: str | None,
     reading: Reading,
 ) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that exclude each other."""
     reads = split or level or reading.chosen()
     is_one = len(runs) == 1
     if not is_one and data is None and reads:
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
     if (v2 or val) and data is None:
-        raise UsageError(f"{'--v2' if v2 else '--val'} needs images to evaluate on now: give --data DATA")
+        raise UsageError(f"{'--v2' if v2 else '--val'} needs images to evaluate on now: pass --data DATA")
     if v2 and reads:
-        raise UsageError("--v2 reads all of --data by its folders' numbers; leave --split, --level and labels out")
+        raise UsageError("--v2 reads all of --data by its folders' numbers; drop --split, --level and labels")
     if val and is_one:
-        raise UsageError("--val is plotted against --data for several runs; for one give --data DATA --split val")
+        raise UsageError("--val is plotted against --data for several runs; for one run, pass --data DATA --split val")
     if is_one and level and split is None:
-        raise UsageError("--level chooses the labels that a split is compared with; give --split too")
+        raise UsageError("--level chooses the labels that a split is compared with; pass --split too")
 
 
 def report_run(
@@ -125,7 +126,7 @@ def report_run(
     network   network with the best weights
     """
     if not is_run(folder):
-        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+        raise UsageError(f"{folder} is not a run folder: it has no config.json")
     notes: list[str] = []
     record = attempted(lambda: read_run_metadata(folder), notes)
     if record is None and not notes:
@@ -136,11 +137,7 @@ def report_run(
     if v2 and not task.whole_images:
         raise UsageError(f"--v2 {task.refusal}")
     task_page = task.report.page(folder, settings)
-    metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
-    if fault := attempted(lambda: metrics_fault(folder), notes):
-        notes.append(f"{fault}; the curves are drawn without it")
-    if not metrics:
-        notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
+    records = _records(folder, notes)
     race = attempted(lambda: read_race(folder), notes)
     recipe = read_recipe(folder)
     if recipe is None:
@@ -150,10 +147,9 @@ def report_run(
     write_report(
         page,
         Report(
-            title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
-            + (f": {settings.part} of {data or 'its data'}" if settings.part else ""),
+            title=_title(name, folder, record, settings),
             summary=_summary(name, folder, record, task_page),
-            records=metrics,
+            records=records,
             charts=task_page.charts,
             trained_on=task_page.trained_on,
             sections=[*task_page.sections, *([race_section(race)] if race else [])],
@@ -190,6 +186,21 @@ def _score_text(trial: Trial | None) -> str:
     if trial is None:
         return ""
     return "diverged" if trial.score is None else f"{trial.score:.1f} after {trial.steps:,} steps"
+
+
+def _records(folder: Path, notes: list[str]) -> list[Record]:
+    """Return the records of metrics.jsonl; add a note if they are damaged or missing."""
+    records = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
+    if fault := attempted(lambda: metrics_fault(folder), notes):
+        notes.append(f"{fault}; the curves are drawn without it")
+    if not records:
+        notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
+    return records
+
+
+def _title(name: str, folder: Path, record: RunMetadata | None, settings: ReportSettings) -> str:
+    title = f"{name} on {record.data_name}" if record else f"{name}, {folder.name}"
+    return f"{title}: {settings.part} of {settings.data or 'its data'}" if settings.part else title
 
 
 def _summary(name: str, folder: Path, record: RunMetadata | None, page: TaskPage) -> Summary:

@@ -39,11 +39,11 @@ class TrainingSettings:
         str | Recipe,
         Option("Published recipe (see `patchloom recipes`), a recipe.yaml, or auto.", complete="recipe"),
     ] = "auto"
-    epochs: Annotated[int | None, Option("Passes over the data.")] = None
+    epochs: Annotated[int | None, Option("Passes over the data. Default: the recipe's.")] = None
     time: Annotated[str | None, Option("Fit the whole run into 90s, 30m, 2h …, planned from a few measured steps.")] = (
         None
     )
-    size: Annotated[int | None, Option("Image size in pixels.")] = None
+    size: Annotated[int | None, Option("Image size in pixels. Default: the recipe's.")] = None
     init: Annotated[
         str | None,
         Option(
@@ -95,7 +95,11 @@ class TrainingSettings:
     ] = None
     max_error: Annotated[
         float | str | None,
-        Option("Answer only where at most this share of the answers is wrong: 5%, 0.05.", metavar="SHARE", panel=RUN),
+        Option(
+            "Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.",
+            metavar="SHARE",
+            panel=RUN,
+        ),
     ] = None
     negatives: Annotated[
         tuple[str, ...], Option("Classes that mean none of these. Repeatable.", metavar="CLASS", panel=RUN)

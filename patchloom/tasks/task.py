@@ -5,6 +5,7 @@ given as "module:Name" and imported when it is first used, so that predicting lo
 a task can import what it needs at its head.
 """
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ class Task:
     word: str | None = None  # in `train --task`; None if the task is chosen by a recipe alone
     noun: str = "run"  # in `patchloom verify`
     whole_images: bool = False  # classes or vectors of whole images: probes, levels, indexes, comparisons apply
-    refusal: str = "is not an option for runs of this task"  # follows the name of an option of other tasks
+    refusal: str = "does not apply to runs of this task"  # follows the name of an option of other tasks
 
     def __post_init__(self) -> None:
         if self.artifact:
@@ -315,24 +316,27 @@ class Reporting(TaskPart, ABC):
         """Return the main metrics in a few words."""
 
     def headline(self, report: Any) -> str:
-        """Return the main metrics of val at the end of a training, in a few words."""
+        """Return the main val metrics of a finished run, in a few words."""
         return self.metrics_text(dict(report))
 
     def result_lines(self, plan: Any, report: Any) -> Iterator[str]:
-        """Yield the lines that follow the main metrics at the end of a training."""
+        """Yield the lines that `train` prints after the main metrics."""
         del plan, report
         return iter(())
 
-    @abstractmethod
     def next_commands(self, plan: Any) -> Sequence[str]:
         """Return the commands that a user may want to run after training."""
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
+        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
 
     @abstractmethod
     def page(self, folder: Path, settings: "ReportSettings") -> TaskPage:
         """Return what the report of a run contains for this task."""
 
-    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
-        """Write a page on some images, or on the worst of val; options are `data`, `out`, `top` and `count`."""
+    def look(
+        self, folder: Path, images: Sequence[str], *, data: str | None = None, out: Path, top: int = 5, count: int = 12
+    ) -> Any:
+        """Write a page on some images, at most `count`, or on the worst of val."""
         raise NotImplementedError
 
     def evaluate(

@@ -12,7 +12,7 @@ from patchloom_runtime.errors import DataError, UsageError, nearest
 
 
 def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
-    """Return the task of a training and its settings, with the source if it was opened to choose the task."""
+    """Return the task of a training run and its settings, with the source if it was opened to choose the task."""
     known = {task.word: task for task in TASKS.values() if task.word}
     if settings.task is not None and settings.task not in known:
         words = ", ".join(known)

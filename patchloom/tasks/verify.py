@@ -69,7 +69,7 @@ def verify(
 ) -> VerifyReport:
     """Check all files of a run, an index or an artifact.
 
-    folder  Folder of a run, an index or an artifact.
+    folder  Run, index or artifact folder.
     accept  Accept text files that were edited by hand, such as class names, before verifying.
     key     File with a public key (PEM): also check the signature of `patchloom sign`. Raises CheckpointError unless
             its private key signed the folder as it is.
@@ -93,7 +93,7 @@ def sign(folder: str | os.PathLike[str], *, key: str | os.PathLike[str]) -> Veri
 
     Raises CheckpointError if a file is damaged.
 
-    folder  Folder of a run, an index or an artifact.
+    folder  Run, index or artifact folder.
     key     File with a private elliptic-curve key (PEM).
     """
     path = Path(folder)
@@ -110,8 +110,7 @@ def sign(folder: str | os.PathLike[str], *, key: str | os.PathLike[str]) -> Veri
 def _check_folder(folder: Path) -> None:
     if not is_artifact(folder) and not any(os.path.isfile(folder / name) for name in (INDEX, "config.json")):
         raise UsageError(
-            f"{folder} is neither the folder of a run nor an index or artifact: it has no config.json, {INDEX} or "
-            "artifact.json"
+            f"{folder} is not a run, index or artifact folder: it has no config.json, {INDEX} or artifact.json"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
@@ -20,7 +21,9 @@ from patchloom.objectives.objective import Objective
 from patchloom.plugins import MODULE
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.checkpoints import CheckpointFolder
+from patchloom.runs.upload import uploader_of
 from patchloom.tasks.plan import Plan
+from patchloom.tasks.task import Judge
 from patchloom.training.memory import micro_batch_note, micro_batches
 from patchloom_runtime.errors import UsageError
 
@@ -48,37 +51,22 @@ def make_run(
     task, recipe, settings = plan.task.training, plan.recipe, plan.settings
     if settings.shard:
         _check_sharding(plan, processes)
-    torch.manual_seed(recipe.seed)
-    if processes.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    network: Any = task.network(plan)
-    network.to(processes.device)
-    if begins:
-        task.begin(plan, network, processes, say)
-    if recipe.model.trainable == "lora":
-        add_low_rank_(network, recipe.model.lora_rank)
-    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, but different drop paths
-    freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
+    network = _network(plan, processes, say, begins=begins)
     loader, note = task.loader(plan, processes, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     objective = task.objective(plan, network, loader, processes)
     average = task.average(plan, network, loader)
     if settings.shard:
         processes.shard(network, *([average.model] if isinstance(average, Ema) else []), *objective.shardable)
-    learned = [objective] if isinstance(objective, nn.Module) else []
-    if settings.optimizer is not None:
-        optimizer = own_optimizer(settings.optimizer, network, recipe.optim, *learned)
-    else:
-        optimizer = make_optimizer(network, recipe.optim, *learned)
     judge = task.judge(plan, processes)
     run = Run(
         model=network,
         objective=objective,
-        optimizer=optimizer,
+        optimizer=_optimizer(plan, network, objective),
         schedule=schedule,
         loader=loader,
         processes=processes,
-        saver=CheckpointFolder(plan.folder),
+        saver=CheckpointFolder(plan.folder, uploader_of(settings.out)),
         average=average,
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
@@ -95,13 +83,7 @@ def make_run(
         after_epoch=_AfterEpoch(task.after_epoch(plan, network, processes), objective, say),
         unit=task.speed_unit,
     )
-    run.accumulate = micro_batches(run, settings.micro_batches)
-    if run.accumulate > 1:
-        why = "" if settings.micro_batches else " does not fit in memory;"
-        cut = f"using {run.accumulate} micro-batches, {micro_batch_note(run)}"
-        say(f"           batch {recipe.optim.batch_size}{why or ':'} {cut}")
-        if judge:
-            judge.batch_size = -(-recipe.optim.batch_size // run.accumulate)
+    _split_batch(run, plan, judge, say)
     run.compiled = bool(plan.settings.compiled if compiled is None else compiled) and processes.device.type != "mps"
     captured = is_captured(plan, run)
     if run.compiled:
@@ -110,6 +92,42 @@ def make_run(
         _capture(plan, run, network)
     notes = note, "CUDA graphs" if captured else "", "compiled" if run.compiled else ""
     return run, network, ", ".join(filter(None, notes))
+
+
+def _network(plan: Plan, processes: Processes, say: Callable[[str], None], *, begins: bool) -> Any:
+    """Return the network on its device, with equal weights on every rank and without gradients where it is frozen."""
+    task, recipe = plan.task.training, plan.recipe
+    torch.manual_seed(recipe.seed)
+    if processes.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    network: Any = task.network(plan)
+    network.to(processes.device)
+    if begins:
+        task.begin(plan, network, processes, say)
+    if recipe.model.trainable == "lora":
+        add_low_rank_(network, recipe.model.lora_rank)
+    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, but different drop paths
+    freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
+    return network
+
+
+def _optimizer(plan: Plan, network: nn.Module, objective: Objective) -> Optimizer:
+    learned = [objective] if isinstance(objective, nn.Module) else []
+    if plan.settings.optimizer is not None:
+        return own_optimizer(plan.settings.optimizer, network, plan.recipe.optim, *learned)
+    return make_optimizer(network, plan.recipe.optim, *learned)
+
+
+def _split_batch(run: Run, plan: Plan, judge: Judge | None, say: Callable[[str], None]) -> None:
+    """Split batches into as many micro-batches as requested or as the memory requires."""
+    run.accumulate = micro_batches(run, plan.settings.micro_batches)
+    if run.accumulate == 1:
+        return
+    batch_size = plan.recipe.optim.batch_size
+    why = ":" if plan.settings.micro_batches else " does not fit in memory;"
+    say(f"           batch {batch_size}{why} using {run.accumulate} micro-batches, {micro_batch_note(run)}")
+    if judge:
+        judge.batch_size = -(-batch_size // run.accumulate)
 
 
 def _below_head(network: nn.Module) -> list[nn.Parameter]:
@@ -124,7 +142,7 @@ def _below_head(network: nn.Module) -> list[nn.Parameter]:
 def _rounded_weights(network: nn.Module, recipe: Recipe) -> RoundedWeights:
     model = recipe.model
     if model.trainable == "lora":
-        raise UsageError("model.quantized_bits cannot be used with model.trainable lora; leave one of them out")
+        raise UsageError("model.quantized_bits cannot be used with model.trainable lora; drop one of them")
     matrices = [matrix.weight for matrix in all_matrices(network)]
     if not matrices:
         raise UsageError(
@@ -139,7 +157,7 @@ def _check_sharding(plan: Plan, processes: Processes) -> None:
     model = plan.recipe.model
     for key, is_set in (("trainable lora", model.trainable == "lora"), ("quantized_bits", bool(model.quantized_bits))):
         if is_set:
-            raise UsageError(f"--shard cannot be used with model.{key}; leave one of them out")
+            raise UsageError(f"--shard cannot be used with model.{key}; drop one of them")
 
 
 def is_captured(plan: Plan, run: Run) -> bool:

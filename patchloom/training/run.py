@@ -31,6 +31,7 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
+from patchloom.runs.locate import local_copy
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.race import discard_race
@@ -46,6 +47,7 @@ from patchloom.training.race import candidates_of, run_race
 from patchloom.training.report import best_network, machine_of, plan_facts, write_results
 from patchloom.training.timing import (
     LATEST,
+    StepTimes,
     chosen_compilation,
     estimated_s,
     measure,
@@ -61,7 +63,7 @@ FILES_NAMED = 4
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training: the run folder, the metrics and the model."""
+    """The result of a training run: its folder, the metrics and the model."""
 
     folder: Path
     outcome: TrainResult | None
@@ -110,6 +112,8 @@ def run_training(
     why = f"device {device}: {why_device(device)}" if settings.device == "auto" else ""
     check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
+    if settings.out:
+        local_copy(settings.out)
     try:
         plan = make_plan(settings, device)
     except OtherRunError as error:
@@ -144,21 +148,26 @@ def run_training(
             compiled = chosen_compilation(plan, processes, stores, measured)
         begins = not dry_run and not checkpoints_of(plan.folder)
         run, network, note = make_run(plan, processes, say, stores, begins=begins, compiled=compiled)
+        if not dry_run and processes.is_main and isinstance(run.saver, CheckpointFolder) and run.saver.uploader:
+            stack.callback(run.saver.uploader.finish)  # also if the run is stopped
         stack.callback(release, run)
         stack.callback(run.loader.close)
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")
         if dry_run:
-            measured = measured or measure(run)
-            seconds = measured.total_s(run)
-            unit = plan.task.training.batch_unit
-            for line in (times_text(run, measured, unit), *takes_days(plan, seconds)):
-                say(line)
-            say("Nothing was trained.   Next: the same command without --dry-run")
-            return TrainingResult(plan.folder, None, {}, len(plan.left_out), plan_facts(plan, run, measured, seconds))
+            return _dry_result(plan, run, measured or measure(run), say)
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         run.time_budget = budget
         return _train_and_report(plan, run, network, checkpoint, lock, _time_limit_s(settings, started), say)
+
+
+def _dry_result(plan: Plan, run: Run, measured: StepTimes, say: Callable[[str], None]) -> TrainingResult:
+    """Print the times of a dry run and return its result."""
+    seconds = measured.total_s(run)
+    for line in (times_text(run, measured, plan.task.training.batch_unit), *takes_days(plan, seconds)):
+        say(line)
+    say("Nothing was trained.   Next: the same command without --dry-run")
+    return TrainingResult(plan.folder, None, {}, len(plan.left_out), plan_facts(plan, run, measured, seconds))
 
 
 def _raced(plan: Plan, processes: Processes, started: float, say: Callable[[str], None], *, dry_run: bool) -> Plan:

@@ -246,6 +246,7 @@ def plan_within_time(
             plan.time_s,
             started,
             evaluation_s=measured.evaluation_s,
+            step_s=measured.step_s,
             report_s=REPORT_S,
             most_steps=longest_epochs(plan) * run.loader.steps_per_epoch,
             clock=clock.perf_counter,

@@ -6,14 +6,14 @@ from typing import Any, Literal
 from torch import nn
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.specs import Data, split_specs
+from patchloom.data.sources.specs import Data, is_url, split_specs
 from patchloom.options import renamed
 from patchloom.plugins import register_module
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
 from patchloom.training.sweeps.folds import train_folds
-from patchloom_runtime.errors import with_near_options
+from patchloom_runtime.errors import UsageError, with_near_options
 
 
 @renamed(changes="set", without="exclude", compiled="compile", trackers="log")
@@ -85,8 +85,8 @@ def train(
         teacher          Distill from a run, 'timm:NAME', 'torchvision:NAME' …
         init             Start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file; 'none': random;
                          'auto': downloaded weights, if any.
-        epochs           Passes over the data.
-        size             Image size in pixels.
+        epochs           Passes over the data. Default: the recipe's.
+        size             Image size in pixels. Default: the recipe's.
         batch            Images per update over all devices (translation: tokens).
         fit              Fit a named recipe to the data and this machine.
         time             Fit the whole run into 90s, 30m, 2h …, planned from a few measured steps.
@@ -127,7 +127,7 @@ def train(
         folds            Cross-validate: K runs, each validated on another part of train. Returns a `FoldsResult`.
         patience         Stop after N evaluations without improvement.
         select           Metric of val that selects the best weights. Default: top1.
-        max_error        Answer only where at most this share of the answers is wrong: 5%, 0.05.
+        max_error        Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.
         negatives        Classes that mean none of these.
         pictures         Draw the network into RUN/pictures every N epochs.
         preview          Draw crops and augmented training images before the first step.
@@ -159,6 +159,8 @@ def start_training(
     ask: Callable[[str], bool] | None = None,
 ) -> TrainingResult:
     """Train one run, or one per fold with --folds, which asks nothing. The other options are those of a run."""
+    if settings.folds is not None and is_url(settings.out):
+        raise UsageError("--folds writes several runs and a table; pass a local folder as --out")
     if settings.folds is not None:
         return train_folds(settings, dry_run=dry_run, say=say)
     return run_training(settings, dry_run=dry_run, say=say, started=started, ask=ask)

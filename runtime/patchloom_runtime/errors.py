@@ -81,14 +81,14 @@ class ResourceError(PatchloomError):
 class DeviceError(ResourceError):
     """A device that failed. This process can no longer read anything on it.
 
-    Run the same command again: a training resumes. If it fails again, check the machine, or pass `--device cpu`.
+    Run the same command again: training resumes. If it fails again, check the machine, or pass `--device cpu`.
     """
 
 
 class BucketError(ResourceError):
     """A bucket that cannot be reached or read, or an object in it that changed.
 
-    Check network, credentials and clock, then run the same command again: a training resumes.
+    Check network, credentials and clock, then run the same command again: training resumes.
     """
 
 

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Optional: used in a line or two, or skipped by their tests where they are absent.
 UNTESTED = {
     "av", "pillow-heif", "faiss-cpu", "tensorboard", "wandb", "mlflow", "trackio", "onnx", "onnxscript", "onnxruntime",
-    "openvino", "atheris", "mkdocs-material", "model-signing", "pyopenssl", "obstore",
+    "openvino", "atheris", "mkdocs-material", "model-signing", "pyopenssl", "obstore", "ray",
 }  # fmt: skip
 TOOLS = {"pytest", "pytest-xdist", "hypothesis"}  # of dev, what runs the tests
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from patchloom.cli.translate import _arriving_lines
-from patchloom.tasks.translation.translator import load_translator
+from patchloom.tasks.translation.model import load_translator
 from patchloom.training.run import run_training
 from tests.messages import missing
 from tests.reliability.commands import command, started

@@ -439,7 +439,8 @@ def test_a_broken_picture_is_not_taken_for_an_uneven_one():
     with pytest.raises(DataError, match="picture 3"):
         choose(AugmentPart(), dataset)
     chosen, _ = choose(AugmentPart(), dataset, skip_broken=True)
-    assert chosen.broken == {3: "picture 3: ends after 3 bytes"}
+    assert list(chosen.broken) == [3]
+    assert "picture 3" in chosen.broken[3]
 
 
 def test_a_large_batch_is_augmented_in_parts_on_a_cpu(monkeypatch) -> None:

@@ -54,6 +54,16 @@ def test_numbers_without_names_are_called_by_themselves(tmp_path):
     assert has_facts(source.notes[-1], 0, 2)
 
 
+@pytest.mark.parametrize("options", [{}, {"level": "all"}])
+def test_one_class_is_nothing_to_learn(options, tmp_path):
+    root = folder(tmp_path)
+    (root / "classes.txt").write_text("person\n" if not options else "road\ncar\nsky\n")
+    if options:
+        (root / "taxonomy.csv").write_text("class,all\nroad,thing\ncar,thing\nsky,thing\n")
+    with pytest.raises(DataError, match=facts("person" if not options else "thing", "--boxes")):
+        classes_of(root, **options)
+
+
 PALETTES = {
     "class_dict.csv": "name,r,g,b\nroad,120,144,176\nfast car,128,0,0\nsky,0,128,0\n",
     "labelmap.txt": "# label:color_rgb:parts:actions\nroad:120,144,176::\nfast car:128,0,0::\nsky:0,128,0::\n",

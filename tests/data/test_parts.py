@@ -120,7 +120,10 @@ def test_a_picture_or_mask_that_is_broken_is_replaced_with_all_its_parts(workers
     batches = list(tolerant.epoch(0))
     for batch in batches:
         check_aligned(batch.images, batch.parts)
-    assert tolerant.broken == {4: "painted 4: ends after 3 bytes", 7: "painted 7, mask: ends after 3 bytes"}
+    assert {number: why.partition(":")[0] for number, why in tolerant.broken.items()} == {
+        4: "painted 4",
+        7: "painted 7, mask",
+    }
     tolerant.close()
     with pytest.raises(DataError, match="painted 7, mask"):
         list(loader(broken=(7,), workers=workers).epoch(0))

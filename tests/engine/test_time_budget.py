@@ -38,6 +38,8 @@ def budgeted(
     step_s: Callable[[float], float],
     evaluation_s: float = 1.0,
     estimated_s: float | None = None,
+    estimated_step_s: float = 0.0,
+    slowdown: float = 1.0,
     most_steps: int = 10_000,
     stop_at: int = -1,
     **fields: Any,
@@ -56,8 +58,9 @@ def budgeted(
         clock.now += evaluation_s
         yield from evaluator(model)
 
+    estimate_s = evaluation_s if estimated_s is None else estimated_s
     budget = TimeBudget(
-        BUDGET_S, 0.0, evaluation_s if estimated_s is None else estimated_s, REPORT_S, most_steps, clock
+        BUDGET_S, 0.0, estimate_s, estimated_step_s, REPORT_S, most_steps, clock, slowdown=lambda: slowdown
     )
     run = make_run(folder, objective=objective, evaluators=[evaluating], time_budget=budget, **fields)
     return run, clock, evaluations
@@ -125,6 +128,21 @@ def test_evaluations_longer_than_an_epoch_take_a_fifth_of_the_time() -> None:
     assert 6.0 * (len(evaluations) - 1) <= 0.25 * BUDGET_S
     assert len(evaluations) >= 2
     assert 0.95 * BUDGET_S <= clock.now + 6.0 + REPORT_S <= 1.02 * BUDGET_S
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_an_estimate_on_a_busy_machine_does_not_end_a_run_early(factor: float) -> None:
+    run, clock, _ = budgeted(
+        step_s=lambda _: 0.5, evaluation_s=6.0, estimated_s=6.0 * factor, estimated_step_s=0.5 * factor, epochs=1
+    )
+    train(run)
+    assert 0.95 * BUDGET_S <= clock.now + 6.0 + REPORT_S <= 1.02 * BUDGET_S
+
+
+def test_a_report_takes_longer_on_a_busy_machine() -> None:
+    run, clock, _ = budgeted(step_s=lambda _: 0.5, epochs=1, slowdown=5.0)
+    train(run)
+    assert 0.95 * BUDGET_S <= clock.now + 1.0 + 5.0 * REPORT_S <= 1.02 * BUDGET_S
 
 
 def test_less_time_than_an_epoch_is_a_part_of_it() -> None:

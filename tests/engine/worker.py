@@ -18,7 +18,7 @@ from patchloom_runtime.errors import PatchloomError
 from tests.engine.toys import classify, make_run, network
 
 
-def objective_of(mode: str, rank: int) -> Any:
+def objective_of(mode: str, rank: int, folder: Path) -> Any:
     """`classify`, and what goes wrong in the middle of epoch 1, step 2."""
 
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
@@ -31,6 +31,9 @@ def objective_of(mode: str, rank: int) -> Any:
             if mode == "hang":
                 print("hanging", flush=True)
                 time.sleep(600)
+        if mode == "waits after a checkpoint" and epoch == 1:
+            while not (folder / "cut").exists():
+                time.sleep(0.05)
         if mode == "long":
             print("step", flush=True)
         return values
@@ -47,22 +50,22 @@ def work(mode: str, folder: Path) -> int:
         if sharded:
             processes.shard(model, average.model)
         checkpoint = find_checkpoint(folder)
-        train(
-            make_run(
-                folder,
-                processes=processes,
-                model=model,
-                objective=objective_of(mode, processes.rank),
-                epochs=100_000 if mode == "long" else 3,
-                accumulate=2,
-                average=average,
-                saver=CheckpointFolder(folder) if sharded or processes.is_main else None,
-                optim="lamb" if "lamb" in mode else "adamw",
-                clip_norm=0.5 if "clipped" in mode else None,
-                clip_each=0.1 if "each" in mode else None,
-            ),
-            checkpoint and checkpoint.snapshot,
+        run = make_run(
+            folder,
+            processes=processes,
+            model=model,
+            objective=objective_of(mode, processes.rank, folder),
+            epochs=100_000 if mode == "long" else 3,
+            accumulate=2,
+            average=average,
+            saver=CheckpointFolder(folder) if sharded or processes.is_main else None,
+            optim="lamb" if "lamb" in mode else "adamw",
+            clip_norm=0.5 if "clipped" in mode else None,
+            clip_each=0.1 if "each" in mode else None,
+            save_every_s=0.0 if mode == "waits after a checkpoint" else 1e6,
         )
+        with processes.ranks_watched():
+            train(run, checkpoint and checkpoint.snapshot)
     except PatchloomError as error:
         print(error, flush=True)
         return error.exit_code

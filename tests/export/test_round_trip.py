@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.images.image_batch import normalize
-from patchloom.exporters.formats import graph_format
+from patchloom.exporters.formats import format_named
 from patchloom.exporters.graph import (
     EMBEDDING,
     LOGITS,
@@ -83,7 +83,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "kind", "to"), CASES)
 def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, tmp_path: Path) -> None:
-    form = graph_format(to)
+    form = format_named(to)
     for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     module, expected, size = KINDS[kind](ONE_OF_EACH[family])

@@ -204,7 +204,8 @@ def _look_at(source: Source) -> None:
                 if listing.images.boxes(row) is not None:
                     listing.images.objects(row)
     if has_masks(source.train.images):
-        of_masks(source, reduce_zero_label=True)
+        with refusals():  # masks of instances have no more than one class
+            of_masks(source, reduce_zero_label=True)
 
 
 def _of_tool(name: str, open_tool: Callable[[Path, Path], Source]) -> Reader:
@@ -524,7 +525,7 @@ def make_index(folder: Path) -> None:
     place = folder / "index"
     place.mkdir()
     rows = [index_files.IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
-    part = index_files.write_part(place, 0, np.ones((3, 4), np.float32), rows)
+    part = index_files.write_part(place, "part-00000", np.ones((3, 4), np.float32), rows)
     about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
     index_files.write_about(place, about)
 

@@ -30,6 +30,7 @@ from patchloom.report.page import data_uri
 from patchloom.runs.checksums import write_checked
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.forked import Forked
+from tests.messages import refused
 from tests.reliability.commands import class_folders, command
 
 
@@ -600,3 +601,44 @@ def test_an_index_is_dropped_from_whole_or_not_at_all(trained, tmp_path, monkeyp
             index(str(trained / "a"), [data], out=out, device="cpu", prune=True)
     assert (out / "index.json").read_bytes() == before
     assert len(open_index(out, device="cpu")) == 60
+
+
+def test_filters_search_only_the_files_that_they_leave(built: BuildSummary, trained: Path, monkeypatch, capsys) -> None:
+    query = trained / "data" / "red" / "3.png"
+    everything = built.index.search(query, top=60).hits
+    for options, wanted in (
+        ({"label": "blue"}, [hit for hit in everything if hit.label == "blue"]),
+        ({"folder": trained / "data" / "red"}, [hit for hit in everything if "/red/" in hit.path]),
+        ({"label": ["blue", "red"], "folder": str(trained / "data" / "blue")}, None),
+    ):
+        hits = built.index.search(query, top=60, **options).hits
+        assert hits == (wanted or [hit for hit in everything if "/blue/" in hit.path])
+        assert built.index.searched == len(hits) == 30
+    conditioned = built.index.search(query, top=60, label="blue", condition="fine=red").hits
+    assert {hit.label for hit in conditioned} == {"blue"}
+    assert len(conditioned) == 30
+    with refused(UsageError, "'bleu'", "blue"):
+        built.index.search(query, label="bleu")
+    with refused(UsageError, str(trained / "nowhere")):
+        built.index.search(query, folder=[str(trained / "nowhere")])
+    monkeypatch.setattr(
+        sys, "argv", ["patchloom", "search", str(built.index.folder), str(query), "--label", "blue", "--top", "2"]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    printed = capsys.readouterr().out
+    assert "30 of 60 files searched, exact" in printed
+    assert "red" not in printed.partition("\n")[2]
+
+
+def test_filters_are_exact_in_an_index_for_approximate_search(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(indexing, "EXACT_UP_TO", 10)
+    built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
+    assert built.index.about.lists is not None
+    query = trained / "data" / "red" / "3.png"
+    (result,) = built.index.search([query], top=30, label="blue")
+    assert result.recall is None
+    assert [hit.label for hit in result.hits] == ["blue"] * 30
+    built.index.search([query])
+    assert built.index.searched == 60

@@ -77,7 +77,7 @@ def coarse(file: Path) -> str:
 @pytest.mark.parametrize(("level", "label"), [(None, coarse), ("coarse", coarse), ("fine", fine)])
 def test_classes_are_those_of_the_nearest_files_at_any_level(model, photos, collection, level, label) -> None:
     files, queries = sorted((photos / "train").rglob("*.png")), sorted((photos / "val").rglob("*.png"))[::3]
-    result = model.predict(queries, top=4, index=collection, level=level, neighbours=K)
+    result = model.predict(queries, top=4, index=collection, level=level, neighbors=K)
     for query, answers in zip(queries, result, strict=True):
         expected = posterior(model, query, files, label)
         assert [share for _, share in answers] == sorted((share for _, share in answers), reverse=True)
@@ -87,7 +87,7 @@ def test_classes_are_those_of_the_nearest_files_at_any_level(model, photos, coll
 
 def test_a_file_of_the_index_has_no_vote_on_itself(model, photos, collection) -> None:
     files = sorted((photos / "train").rglob("*.png"))
-    (answer,) = model.predict_files([files[0]], top=4, index=collection, level="fine", neighbours=K)
+    (answer,) = model.predict_files([files[0]], top=4, index=collection, level="fine", neighbors=K)
     assert dict(answer.answers) == pytest.approx(posterior(model, files[0], files, fine), rel=1e-4)
     assert ".png" in answer.reason  # the nearest
     assert "1.0000" not in answer.reason
@@ -103,15 +103,29 @@ def test_classes_it_was_never_trained_on_and_files_without_a_label(run, model, p
     query = tmp_path / "loose" / "1.png"
     labeled = [*sorted((photos / "train").rglob("*.png")), *sorted((tmp_path / "more").rglob("*.png"))]
     for level in ("fine", "coarse"):
-        answers = model.predict(query, top=9, index=built, level=level, neighbours=K)
+        answers = model.predict(query, top=9, index=built, level=level, neighbors=K)
         names = GROUPS if level == "coarse" else {}
         expected = posterior(model, query, labeled, lambda file, names=names: names.get(fine(file), fine(file)))
         assert dict(answers) == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_old_spelling_of_the_keyword_works_with_a_warning(model, photos, collection) -> None:
+    query = next((photos / "val").rglob("*.png"))
+    with pytest.warns(DeprecationWarning, match="neighbours.*neighbors"):
+        old = model.predict(query, index=collection, neighbours=K)
+    assert old == model.predict(query, index=collection, neighbors=K)
+    with pytest.warns(DeprecationWarning, match="neighbours.*neighbors"):
+        (one,) = model.predict_files([query], index=collection, neighbours=K)
+    assert one.answers == old
+    opened = patchloom.open_index(collection)
+    with pytest.warns(DeprecationWarning, match="neighbours.*neighbors"):
+        conditioned = opened.search(query, condition="coarse", neighbours=K)
+    assert conditioned.hits == opened.search(query, condition="coarse", neighbors=K).hits
+
+
 def test_fewer_files_than_neighbors_all_vote(model, photos, collection) -> None:
     query = next((photos / "val").rglob("*.png"))
-    (answer,) = model.predict_files([query], top=9, index=collection, neighbours=1000)
+    (answer,) = model.predict_files([query], top=9, index=collection, neighbors=1000)
     assert (answer.level, {name for name, _ in answer.answers}) == ("coarse", {"cold", "warm"})
     assert re.search(r"\b12\b.*\b24\b.*\.png", answer.reason)
 
@@ -121,7 +135,7 @@ def test_a_conditioned_search_adds_the_log_odds_of_the_coarse_class(model, photo
     files, query = sorted((photos / "train").rglob("*.png")), sorted((photos / "val").rglob("*.png"))[3]
     line = f"coarse={class_name}" if class_name else "coarse"
     result = open_index(collection, device="cpu").search(
-        query, top=24, condition=line, neighbours=None if class_name else K, level="fine"
+        query, top=24, condition=line, neighbors=None if class_name else K, level="fine"
     )
     shares = {class_name: 1.0} if class_name else posterior(model, query, files, coarse)
     own, expected = model.embed(query), {}
@@ -197,8 +211,8 @@ def test_invalid_options_are_refused_before_any_image_is_read(run, model, photos
     assert "warm" in str(error.value)
     assert "coarse" in str(error.value)
     with pytest.raises(UsageError) as error:
-        searched.search("none.png", neighbours=3)
-    assert "neighbours" in str(error.value)
+        searched.search("none.png", neighbors=3)
+    assert "neighbors" in str(error.value)
     assert "condition" in str(error.value)
     draw(tmp_path / "loose", (10, 200, 30), 3, 72)
     index(str(run), [tmp_path / "loose"], out=tmp_path / "bare", device="cpu")

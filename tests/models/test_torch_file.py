@@ -230,7 +230,7 @@ def test_storages_of_the_old_format_fit_into_the_file(tmp_path: Path, monkeypatc
     assert content.count(few) == 2  # of the storage and of the tensor
     path.write_bytes(content.replace(few, many))
     monkeypatch.setattr(torch, "empty", None)
-    with pytest.raises(ValueError, match="longer than the file"):
+    with pytest.raises(ValueError, match="storages"):
         read_torch_file(path)
 
 

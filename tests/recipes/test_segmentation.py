@@ -56,6 +56,12 @@ def test_camvid_from_scratch_has_small_patches_and_many_updates() -> None:
     assert recipe.optim.ema_decay == 0.999
 
 
+def test_a_short_run_from_trained_weights_learns_faster_than_a_long_one() -> None:
+    facts = Facts(300, 180, "cpu", True)
+    short, long = (auto_segmentation(facts, None, {"schedule.epochs": epochs})[0] for epochs in (5, 200))
+    assert (short.optim.lr, long.optim.lr) == (1e-3, 5e-5)  # batches of 16
+
+
 def test_the_automatic_recipe_is_taken_where_none_is_named() -> None:
     recipe, choices = resolve_recipe(
         lambda: CAMVID, classes=11, recipe="auto", model=None, changes={"optim.lr": 0.5}, automatic=auto_segmentation

@@ -43,8 +43,8 @@ from patchloom.tasks.classification.seeds import epoch_values, final_values
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
+from patchloom.tasks.translation.model import load_translator
 from patchloom.tasks.translation.run_files import load_seq2seq, read_val
-from patchloom.tasks.translation.translator import load_translator
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, PatchloomError, UsageError

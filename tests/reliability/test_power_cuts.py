@@ -129,7 +129,9 @@ def test_an_index_an_export_and_a_sweep_are_old_or_new(tmp_path: Path) -> None:
     def write() -> None:
         about = IndexMetadata("run", "", {}, 2)
         for number in range(2):
-            part = write_part(root / index, number, np.zeros((1, 2), np.float32), [IndexRow(f"/{number}", "", 1, 1)])
+            part = write_part(
+                root / index, f"part-{number:05d}", np.zeros((1, 2), np.float32), [IndexRow(f"/{number}", "", 1, 1)]
+            )
             about = IndexMetadata("run", "", {}, 2, parts=(*about.parts, part))
             write_about(root / index, about)
             mark(f"index {number + 1}")

@@ -17,6 +17,7 @@ from patchloom.data.sources.source import find_source
 from tests.report.pages import KINDS, MadeUp
 
 PHONE, SCREEN = 390, 1280
+SMALLEST_IN_CHARTS = 8.5  # pixels of a letter
 MOST_HEIGHT = 40_000  # pixels of a page that somebody still scrolls through
 
 
@@ -104,6 +105,20 @@ def test_a_page_is_whole(kind: str, classes: int, page_of: Callable[[str, int], 
                 .map(e => e.textContent.slice(0, 40))"""
         )
         assert small == []
+        unstyled = page.evaluate(
+            """() => [...document.querySelectorAll('svg :is(rect, circle, path, text)')]
+                .filter(e => e.checkVisibility() && getComputedStyle(e).fill === 'rgb(0, 0, 0)')
+                .map(e => e.outerHTML.slice(0, 120))"""
+        )
+        assert unstyled == []
+        tiny = page.evaluate(
+            """smallest => [...document.querySelectorAll('svg text')].filter(e => {
+                const { a, b } = e.getScreenCTM(), drawn = Math.hypot(a, b) * parseFloat(getComputedStyle(e).fontSize)
+                return e.checkVisibility() && drawn < smallest
+            }).map(e => e.textContent)""",
+            SMALLEST_IN_CHARTS,
+        )
+        assert tiny == []
     assert faults == []
     assert [url for url in requested if not url.startswith(("data:", "blob:", address))] == []
     page.close()
@@ -152,7 +167,7 @@ def test_long_names_of_many_classes_are_not_cut_off(
     )
     assert narrow == []  # a name is not broken into single letters
     outside = page.evaluate(
-        """() => [...document.querySelectorAll('svg.lines text')].filter(e => {
+        """() => [...document.querySelectorAll('svg.lines text, svg.scatter text')].filter(e => {
             const chart = e.closest('svg').getBoundingClientRect(), box = e.getBoundingClientRect()
             return box.left < chart.left - 1 || box.right > chart.right + 1
         }).map(e => e.textContent)"""

@@ -40,7 +40,7 @@ class Balanced(HTMLParser):
     def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.add(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("img", "br", "rect"):
+        if tag not in ("img", "br", "wbr", "rect"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.exporters.formats import graph_format
+from patchloom.exporters.formats import format_named
 from patchloom.exporters.graph import GraphPart
 from patchloom_runtime.artifacts.artifact import load
 from patchloom_runtime.engines.onnx_check import check_onnx
@@ -99,7 +99,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model.pt2 as an export writes it."""
     folder = tmp_path_factory.mktemp("program")
     pixels = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
-    graph_format("torch").write(GraphPart(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
+    format_named("torch").write(GraphPart(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
     return folder / "model.pt2"
 
 

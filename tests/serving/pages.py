@@ -18,8 +18,8 @@ from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.page import PageApp
 from patchloom.serving.served_model import ServedModel, describe, load_served, served_verbs, thumbnail_verbs
-from patchloom.tasks.detection.detector import ObjectDetector
-from patchloom.tasks.segmentation.segmenter import Segmenter
+from patchloom.tasks.detection.model import ObjectDetector
+from patchloom.tasks.segmentation.model import Segmenter
 from patchloom.tasks.table import task_named
 from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform

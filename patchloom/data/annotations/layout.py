@@ -175,7 +175,7 @@ def _chosen_annotations(root: Path, reading: Reading) -> tuple[Path, Annotations
     places = [(split, _place(root, place.replace("{split}", split), option, missing=bool(split))) for split in splits]
     there = [(split, path) for split, path in places if path.exists()]
     if not there:
-        raise UsageError(f"{option} {place}: no such folder below {printable(root)} for any split")
+        raise UsageError(f"{option} {place}: {printable(root)} has no such folder, for any split")
     if all(path.is_file() for _, path in there):
         return _chosen_files(root, [path for _, path in there], option)
     if reading.images is not None:
@@ -279,7 +279,7 @@ def refuse_annotated(tree: Tree) -> None:
     """Raise UsageError if an archive contains masks or boxes, which are read from folders only."""
     if what := annotations_in_archive(tree):
         raise UsageError(
-            f"{tree.where} holds {printable(what)}; they are read from folders: unpack it and pass the folder"
+            f"{tree.where} holds {printable(what)}, which are read from folders only; unpack it and pass the folder"
         )
 
 

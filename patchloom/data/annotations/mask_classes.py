@@ -49,6 +49,11 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
     notes = source.notes
     if not names:
         names = _numbers(list(listings.values()))
+    if len(names) < 2:
+        raise DataError(
+            f"the masks of {source.name} have one class ({names[0]}); expected two or more. Name every number in "
+            "them, the background too, or detect the objects instead if each has a number of its own (--boxes)."
+        )
     if unnamed:
         note = f"classes are named {names[0]} to {names[-1]}"
         notes = (*notes, f"the numbers in masks have no names (classes.txt, or --names FILE): {note}")

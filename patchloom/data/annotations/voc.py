@@ -34,6 +34,7 @@ from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import upright_size
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import parse_number, read_plain
+from patchloom_runtime.untrusted_xml import parse_xml
 
 LISTS = os.path.join("ImageSets", "Main")
 MOST_BYTES = 1 << 20  # of one file
@@ -161,11 +162,9 @@ def _listed(folder: Path) -> dict[str, str]:
 
 def read_voc(data: bytes, where: str) -> VocFile:
     """Parse one XML file. Raise DataError if it is damaged."""
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise DataError(f"{where}: declares entities, which annotations do not need; refused")
     try:
-        tree = ElementTree.fromstring(data)
-    except (ElementTree.ParseError, ValueError) as error:
+        tree = parse_xml(data)
+    except ValueError as error:
         raise DataError(f"{where}: cannot be read as XML ({error})") from error
     sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
     height, width = (int(side) if side.isdecimal() and len(side) < 10 else 0 for side in sides)

@@ -54,7 +54,7 @@ class YoloObject(NamedTuple):
         return len(self.values) > _BOX_NUMBERS - 1
 
     def corners(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return x0, y0, x1, y1 in pixels of an image of (height, width)."""
+        """Return (x0, y0, x1, y1) in pixels, for an image of `size` (height, width)."""
         height, width = size
         if self.is_polygon:
             xs, ys = self.values[0::2], self.values[1::2]

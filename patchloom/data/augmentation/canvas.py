@@ -43,7 +43,6 @@ class CanvasView(ImageTransform):
         return self.applied(geometry, sample, rng) | {EXTENT: _extent(geometry, sample)}
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
 
@@ -74,7 +73,6 @@ class JitteredCanvas(TrainTransform):
         return arrays
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
 

@@ -1,7 +1,8 @@
-"""Capturing many small operations on a CUDA device as one CUDA graph.
+"""Capture of many small operations as one CUDA graph.
 
-Launching an operation takes the host some microseconds; with small tensors the device finishes sooner and waits. The
-captured operations are the same, so results are equal bit for bit. torch.cuda.make_graphed_callables does this for
+Launching an operation takes the host some microseconds, which is longer than the GPU needs for small tensors; a graph
+is launched once. The captured operations are the same, so results are equal bit for bit.
+torch.cuda.make_graphed_callables does this for
 training, but returns memory that its next call overwrites. Loaders and `models/cuda_graphs.py` share this file.
 """
 

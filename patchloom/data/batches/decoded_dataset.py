@@ -174,7 +174,6 @@ class BeforeCrop(ImageTransform):
         return self._whole(sample.size)
 
     def reduction(self, size: tuple[int, int]) -> int:
-        """Return the reduction that the resulting size allows."""
         return self._whole(size).reduction
 
     def _whole(self, size: tuple[int, int]) -> Geometry:
@@ -222,11 +221,9 @@ class OnCanvas(ImageTransform):
         return self.applied(geometry, sample, rng) | {EXTENT: np.array([*geometry.scaled, height, width], np.int32)}
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the fixed shapes."""
         return super().shapes(parts) | {EXTENT: (EXTENT_VALUES,)}
 
     def reduction(self, size: tuple[int, int]) -> int:
-        """Return the reduction that the resulting size allows."""
         return Geometry((0, 0, *size), self._scaled(size), self.image_size).reduction
 
     def _scaled(self, image: tuple[int, int]) -> Size:
@@ -423,6 +420,9 @@ def make_loader(
         own.shapes(dataset.parts)
         own.arrays(first, random.Random(seed))  # fails now rather than in a worker
     stores = {} if stores is None else stores
+    order: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "repeats": augment.repeats}
+    order |= {"rank": rank, "world": world, "sampling": sampling}
+    reading: dict[str, Any] = {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
     reason = "transform works on one image at a time" if own else ""
     for before_crop in () if own else _before_crops(first.image, augment, size, device):
         if reason := _against_device(dataset, augment, before_crop, budget_bytes):
@@ -430,49 +430,17 @@ def make_loader(
         try:
             known = stores.get(before_crop)
             if known is None or set(known.parts) != set(dataset.parts):
-                stores[before_crop] = decode_all(
-                    dataset,
-                    before_crop,
-                    device,
-                    workers=workers,
-                    skip_broken=skip_broken,
-                    timeout_s=timeout_s,
-                    budget_bytes=budget_bytes,
-                )
+                stores[before_crop] = decode_all(dataset, before_crop, device, budget_bytes=budget_bytes, **reading)
         except UnevenSizesError as error:
             reason = str(error)
             continue
         store = stores[before_crop]
-        on_device = DeviceLoader(
-            store,
-            augment,
-            size,
-            batch_size=batch_size,
-            seed=seed,
-            repeats=augment.repeats,
-            rank=rank,
-            world=world,
-            sampling=sampling,
-        )
         mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
-        return on_device, f"images stay decoded on {device} ({mib:,.0f} MiB) and are augmented there"
+        note = f"images stay decoded on {device} ({mib:,.0f} MiB) and are augmented there"
+        return DeviceLoader(store, augment, size, **order), note
     by_image = own or views or train_transform(augment, size)
     memory, how = sample_memory(dataset, by_image, stores, workers=workers, world=world)
-    loader = Loader(
-        dataset,
-        by_image,
-        batch_size=batch_size,
-        seed=seed,
-        repeats=augment.repeats,
-        workers=workers,
-        rank=rank,
-        world=world,
-        pin=torch.device(device).type == "cuda",
-        skip_broken=skip_broken,
-        timeout_s=timeout_s,
-        sampling=sampling,
-        memory=memory,
-    )
+    loader = Loader(dataset, by_image, pin=device.type == "cuda", memory=memory, **order, **reading)
     return loader, made_by_image(memory, how, workers, reason)
 
 
@@ -482,7 +450,7 @@ def _keeping_device(device: torch.device | str) -> torch.device:
 
 
 def made_by_image(memory: SampleMemory | None, how: str, workers: int, reason: str = "") -> str:
-    """Return how a loader that augments each image by itself makes its batches, and why."""
+    """Return a note on how a loader that augments images one by one makes its batches, and why."""
     once = "once" if memory else "every time"
     return f"images are decoded {once} ({how}) and augmented by {_who(workers)}" + (f": {reason}" if reason else "")
 
@@ -560,5 +528,5 @@ def _against_device(
         return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
     too_large = max(height / size[0], width / size[1]) > LARGEST_REDUCTION
     if known and augment.crop == "random_resized" and too_large:
-        return f"images of {height}×{width} are much larger than their crops, so each is resized by itself"
+        return f"images of {height}×{width} are much larger than their crops, so they are resized one by one"
     return ""

@@ -167,7 +167,6 @@ class ViewLoader:
         return sum(loader.preparing_bytes() for loader in self._loaders)
 
     def close(self) -> None:
-        """End the workers."""
         for loader in self._loaders:
             loader.close()
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import obstore
 from obstore.store import HTTPStore, from_url
 
-from patchloom.data.buckets.objects import REQUESTS_AT_ONCE, ObjectFacts, Span
+from patchloom.data.buckets.objects import REQUESTS_AT_ONCE, ObjectFacts, Span, put_rounds
 from patchloom.machine import STOP_SIGNALS
 
 T = TypeVar("T")
@@ -68,7 +68,14 @@ def serve(connection: Connection, deadline_s: float) -> None:
     """Reply to requests until the other end is closed."""
     stores = _Stores(deadline_s)
     operations: dict[str, Callable[..., Any]]
-    operations = {"list_folder": stores.list_folder, "stat": stores.stat, "read": stores.read, "put": stores.put}
+    operations = {
+        "list_folder": stores.list_folder,
+        "list_tree": stores.list_tree,
+        "stat": stores.stat,
+        "read": stores.read,
+        "put": stores.put,
+        "delete": stores.delete,
+    }
     while True:
         try:
             name, *values = connection.recv()
@@ -97,9 +104,15 @@ class _Stores:
         def attempt(store: Any, path: str) -> Any:
             return obstore.list_with_delimiter(store, path.rstrip("/") or None)
 
-        root = _split(url)[0]
-        objects = self._retried(url, attempt)["objects"]
-        return [ObjectFacts(f"{root}/{entry['path']}", entry["size"], _version(entry)) for entry in objects]
+        return _facts(url, self._retried(url, attempt)["objects"])
+
+    def list_tree(self, url: str) -> list[ObjectFacts]:
+        """Return the objects below a folder, at any depth."""
+
+        def attempt(store: Any, path: str) -> Any:
+            return [entry for entries in obstore.list(store, path.rstrip("/") or None) for entry in entries]
+
+        return _facts(url, self._retried(url, attempt))
 
     def stat(self, url: str) -> ObjectFacts:
         """Return size and version of an object. Its first byte is read: only that reply says why access is denied."""
@@ -127,14 +140,23 @@ class _Stores:
                 raise _FailedError("gone", url=span.url) from failure
             raise
 
-    def put(self, url: str, content: bytes | Path, create: bool) -> None:
-        """Write an object, all of it or nothing. With `create`, fail if one exists."""
+    def put(self, url: str, content: bytes | Path, create: bool) -> str:
+        """Write an object, all of it or nothing, and return its version. With `create`, fail if one exists."""
         mode: Any = "create" if create else "overwrite"
-        self._retried(url, lambda store, path: obstore.put(store, path, content, mode=mode, use_multipart=False))
+        in_parts = isinstance(content, Path)
 
-    def _retried(self, url: str, attempt: Callable[[Any, str], T]) -> T:
+        def attempt(store: Any, path: str) -> str:
+            return _tag(obstore.put(store, path, content, mode=mode, use_multipart=in_parts)["e_tag"])
+
+        return self._retried(url, attempt, put_rounds(content))
+
+    def delete(self, url: str) -> None:
+        """Remove an object."""
+        self._retried(url, obstore.delete)
+
+    def _retried(self, url: str, attempt: Callable[[Any, str], T], rounds: int = 1) -> T:
         """Call `attempt` with the store and the path in it until it succeeds or the deadline has passed."""
-        deadline = time.monotonic() + self._deadline_s
+        deadline = time.monotonic() + rounds * self._deadline_s
         pause = _FIRST_PAUSE_S
         root, path = _split(url)
         store = _open_store(root, self._deadline_s)
@@ -179,8 +201,16 @@ def _split(url: str) -> tuple[str, str]:
 
 def _version(about: Any) -> str:
     """Return the ETag, which listings and replies of some stores quote differently, or else the time of the change."""
-    tag = about["e_tag"]
-    return tag.removeprefix("W/").strip('"') if tag else about["last_modified"].isoformat()
+    return _tag(about["e_tag"]) or str(about["last_modified"].isoformat())
+
+
+def _tag(tag: str | None) -> str:
+    return (tag or "").removeprefix("W/").strip('"')
+
+
+def _facts(url: str, entries: Sequence[Any]) -> list[ObjectFacts]:
+    root = _split(url)[0]
+    return [ObjectFacts(f"{root}/{entry['path']}", entry["size"], _version(entry)) for entry in entries]
 
 
 @cache

@@ -22,6 +22,7 @@ from patchloom_runtime.printable import printable
 REQUESTS_AT_ONCE = 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DEADLINE, _DEADLINE_S = "PATCHLOOM_BUCKET_TIMEOUT_S", 60.0  # shorter than a run waits for a worker
+_BYTES_PER_DEADLINE = 32 << 20  # of an object that is written: a link of 4 Mbit/s reaches that in a minute
 _GRACE_S = 15.0  # in which the helper itself reports a deadline that has passed
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -102,13 +103,35 @@ def read_spans(spans: Sequence[Span]) -> list[bytes]:
     return data
 
 
+def list_tree(url: str) -> list[ObjectFacts]:
+    """Return the objects below a folder, at any depth, ordered by name."""
+    return sorted(_request("list_tree", url))
+
+
 def put(url: str, content: bytes | Path, *, create: bool = True) -> bool:
     """Write an object, all of it or nothing. Return False if one exists already, unless it may be replaced."""
     try:
-        _request("put", url, content, create)
+        put_version(url, content, create=create)
     except ExistsError:
         return False
     return True
+
+
+def put_version(url: str, content: bytes | Path, *, create: bool) -> str:
+    """Write an object as `put` does, and return its version ("" if the server states none). Raises ExistsError."""
+    version: str = _request("put", url, content, create)
+    return version
+
+
+def delete(url: str) -> None:
+    """Remove an object, if there is one."""
+    with suppress(MissingError):
+        _request("delete", url)
+
+
+def put_rounds(content: bytes | Path) -> int:
+    """Return how many deadlines the writing of an object may take, by its size."""
+    return 1 + (content.stat().st_size if isinstance(content, Path) else len(content)) // _BYTES_PER_DEADLINE
 
 
 def deadline_s() -> float:
@@ -143,7 +166,11 @@ class _Helper:
 
     def ask(self, name: str, *values: Any) -> tuple[Any, ...]:
         """Return the reply. Raise EOFError if the helper has ended, or does not reply in time."""
-        rounds = 1 + len(values[-1]) // REQUESTS_AT_ONCE if name == "read" else 1  # each of at most one deadline
+        rounds = 1  # each of at most one deadline
+        if name == "read":
+            rounds += len(values[-1]) // REQUESTS_AT_ONCE
+        elif name == "put":
+            rounds = put_rounds(values[1])
         try:
             self.connection.send((name, *values))
             if self.connection.poll(rounds * self.deadline_s + _GRACE_S):
@@ -154,7 +181,6 @@ class _Helper:
         raise EOFError
 
     def close(self) -> None:
-        """End the process."""
         self.connection.close()
         self.process.kill()
         self.process.wait()

@@ -41,12 +41,12 @@ class OverlapReport:
 
     @property
     def same(self) -> list[Overlap]:
-        """Overlaps with equal pixels."""
+        """Overlaps with an image of equal pixels."""
         return [overlap for overlap in self.overlaps if not overlap.near]
 
     @property
     def near(self) -> list[Overlap]:
-        """Overlaps that are nearly equal."""
+        """Overlaps with a nearly equal image."""
         return [overlap for overlap in self.overlaps if overlap.near]
 
 

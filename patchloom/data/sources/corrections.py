@@ -178,7 +178,7 @@ def _correction(row: list[str], number: int, file: Path) -> Correction:
         line = printable(",".join(row))
         raise _wrong(file, number, f"{line!r}, expected path,action,label with the action {', '.join(ACTIONS)}")
     if bool(label) != (action == "relabel"):
-        wanted = "relabel needs a label" if action == "relabel" else f"{action} takes no label, given {label!r}"
+        wanted = "relabel needs a label" if action == "relabel" else f"{action} takes no label, got {label!r}"
         raise _wrong(file, number, wanted)
     return Correction(path, cast(Action, action), label, number)
 

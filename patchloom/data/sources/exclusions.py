@@ -1,4 +1,4 @@
-"""Lists of training images to leave out: `train A --exclude LIST`.
+"""Lists of training images to exclude: `train A --exclude LIST`.
 
     file	reason
     rose/12.jpg	also in test

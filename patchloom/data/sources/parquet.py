@@ -104,7 +104,7 @@ class ParquetImages(ImageStore):
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of the image."""
+        """Return the encoded image, such as a JPEG."""
         return self._bytes(self._image, index)
 
     def _bytes(self, column: str, index: int) -> bytes:
@@ -130,7 +130,6 @@ class ParquetImages(ImageStore):
         return stamps_inside(self.files, self.home, inside)
 
     def mask(self, index: int) -> Mask | None:
-        """Decode the mask."""
         if not self.mask_names:
             return None
         ids = decode_ids(self._bytes("mask", index), f"{self.where(index)}, mask")

@@ -253,21 +253,21 @@ class Examples:
         return next(iter([*usual, *others]), None)
 
 
-def examples_of(data: Any, name: str = "") -> Examples:
+def examples_of(data: Any) -> Examples:
     """Return the images and targets of one split."""
     kind = type(data).__name__
     if _is_table(data):
-        return _of_table(data, name or "table")
+        return _of_table(data, "table")
     if _is_array(data):
-        return Examples(name or "arrays", ObjectImages(_array(data), name or "arrays"), {})
+        return Examples("arrays", ObjectImages(_array(data), "arrays"), {})
     if isinstance(data, tuple) and len(data) == 2 and (_is_array(data[0]) or isinstance(data[0], list)):
-        return _of_columns(*data, name or "arrays")
+        return _of_columns(*data, "arrays")
     if isinstance(data, list | tuple) and not any(map(_is_batch, data)):
-        return _of_list(data, name or "list")
+        return _of_list(data, "list")
     if kind == "DataLoader":
         raise UsageError("the data are a DataLoader, which patchloom makes itself; pass its dataset")
     if isinstance(data, Items) and not isinstance(data, Mapping | list | tuple):
-        return _of_dataset(data, name or kind)
+        return _of_dataset(data, kind)
     lacks = " without __len__ and __getitem__, which training reads by position" if _is_dataset(data) else ""
     raise UsageError(f"the data are of type {kind}{lacks}; expected {_ACCEPTED}")
 

@@ -217,7 +217,6 @@ def _class_names(shard: AnyFile, labels: set[str]) -> dict[str, str]:
 
 
 def _content(file: AnyFile) -> bytes:
-    """Read a small file."""
     try:
         if not isinstance(file, RemoteFile):
             return read_plain(file)

@@ -14,6 +14,9 @@
 
 Python code may pass a Dataset, arrays, a list of (image, target), a table or a dict of splits (see `python_objects`).
 An existing path is always taken as a path.
+
+A new format is a file next to this one whose function returns a `Source`, and a branch of `_open_directory`,
+`_open_file` or `_open_named`. docs/internals/tour.md has all steps.
 """
 
 import os
@@ -289,6 +292,36 @@ def _open_bucket(url: str, opening: _Opening) -> Source:
         f"{printable(url)}: {len(listed):,} files, none of them {' or '.join(IN_BUCKETS)}; "
         f"`patchloom pack FOLDER --out {printable(url)}` writes such shards"
     )
+
+
+def list_shards(spec: Spec) -> list[AnyFile]:
+    """Return the tar shards or parquet files that a spec names, without opening them; none for other data."""
+    name = os.fspath(spec)
+    if is_url(name):
+        if name.lower().endswith(IN_BUCKETS):
+            return [remote_file(one) for one in expand_braces(name)]
+        listed: Sequence[AnyFile] = RemoteFolder(name.rstrip("/")).files()
+    else:
+        path = Path(os.path.expanduser(name))
+        if os.path.isfile(path):
+            suffix = path.suffix.lower()
+            return [path] if suffix == ".parquet" or (suffix == ".tar" and not holds_folders(path)) else []
+        if not os.path.isdir(path) or is_saved_dataset(path):
+            return []
+        listed = [file for file in sorted(path.iterdir()) if file.suffix in (*IN_BUCKETS, ".json")]
+    for suffix in IN_BUCKETS:
+        if files := [file for file in listed if file.name.lower().endswith(suffix)]:
+            check_shard_folder(listed, printable(name))
+            return files
+    if is_url(name):
+        raise UsageError(f"{printable(name)}: {len(listed):,} files, none of them {' or '.join(IN_BUCKETS)}")
+    return []
+
+
+def open_shard(shard: AnyFile, reading: Reading = AS_IT_IS) -> Source:
+    """Open one tar shard or parquet file of a dataset."""
+    levels = read_taxonomy(Path(reading.taxonomy)) if reading.taxonomy is not None else {}
+    return _with_levels(_open_files([shard], shard.name), levels)
 
 
 def _open_objects(data: PythonData, opening: _Opening) -> Source:

@@ -90,11 +90,9 @@ class Pairs:
         raise IndexError(index)
 
     def sources(self) -> list[str]:
-        """Return all sources."""
         return [source for source, _ in self]
 
     def targets(self) -> list[str]:
-        """Return all targets."""
         return [target for _, target in self]
 
     def sample(self, at_most: int) -> Iterator[tuple[str, str]]:

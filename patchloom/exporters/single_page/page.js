@@ -159,15 +159,15 @@ const patchloom = (() => {
     for (const [number, file] of [...files].entries()) {
       report(`Looking at ${number + 1} of ${files.length} …`, true)
       try {
-        const picture = { name: file.name || "pasted picture", answer: await classify(file) }
+        const picture = { name: file.name || "pasted image", answer: await classify(file) }
         keep(picture)
         show(picture)
       } catch (error) {
         faults.push(error.name === "InvalidStateError" || error.name === "EncodingError"
-          ? `${file.name || "What was pasted"} is no picture that this browser can read.` : `${file.name}: ${error.message}`)
+          ? `${file.name || "What was pasted"} is not an image that this browser can read.` : `${file.name}: ${error.message}`)
       }
     }
-    report(current === null ? "No picture yet." : "")
+    report(current === null ? "No image yet." : "")
     complain(faults.join(" "))
   }
 
@@ -252,7 +252,7 @@ const patchloom = (() => {
   by("other").hidden = classes.length <= SHOWN || !program.map
   if (drawing) paper(by("paper"))
   loaded.then(kernels => {
-    if (current === null) report("Ready: no picture yet.")
+    if (current === null) report("Ready: no image yet.")
     document.body.dataset.kernels = kernels
   }, error => complain(`The model could not be prepared: ${error.message}`))
   start()

@@ -298,7 +298,6 @@ def _joined(model: Network, state: State) -> State:
 
 
 def _separated(model: Network, state: State) -> State:
-    """Split what `_joined` concatenates."""
     if "class_tokens.weight" in state:
         tokens = state.pop("class_tokens.weight").split(1, dim=1)
         state = dict(zip(_TOKENS, tokens, strict=False)) | state

@@ -25,13 +25,13 @@ CURVE_POINTS = 80  # of the Gaussian over a histogram
 MAX_BINS = 20
 
 
-def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0) -> Markup:
-    """Return one bar per row of (label, value, text after the bar); a value that is not finite has no bar.
+def bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
+    """Return one bar per row of (label, percentage, text after the bar); a value that is not finite has no bar.
 
     Bars are HTML rather than SVG, so that long names wrap and text keeps its size on a phone.
     """
     row = Markup('<span>{}</span><i><b style="width:{:.4g}%"></b></i><span>{}</span>')
-    parts = [row.format(name, 100 * value / high if math.isfinite(value) else 0, text) for name, value, text in rows]
+    parts = [row.format(name, value if math.isfinite(value) else 0, text) for name, value, text in rows]
     return Markup('<div class="bars">{}</div>').format(Markup("").join(parts))
 
 

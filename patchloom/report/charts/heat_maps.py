@@ -25,7 +25,11 @@ def count_table(
     `strength` is the color, 0…1. `images` is the number of images per class, for a part of a larger matrix.
     """
     images = confusion.sum(axis=1) if images is None else images
-    head = Markup("").join(Markup('<th scope="col"><span>{}</span></th>').format(name) for name in names)
+    short = [shorten(name, LONGEST_NAME) for name in names]
+    head = Markup("").join(
+        Markup('<th scope="col" title="{}"><span>{}</span></th>').format(name, text)
+        for name, text in zip(names, short, strict=True)
+    )
     rows = []
     for i, name in enumerate(names):
         cells = [
@@ -36,7 +40,8 @@ def count_table(
             else Markup("<td></td>")
             for j, count in enumerate(confusion[i].tolist())
         ]
-        rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, Markup("").join(cells)))
+        row = Markup('<tr><th scope="row" title="{}">{}</th>{}</tr>')
+        rows.append(row.format(name, short[i], Markup("").join(cells)))
     label = "confusion matrix: rows are true classes, columns predictions"
     table = Markup('<table class="matrix" aria-label="{}"><tr><td>true ↓<br>predicted →</td>{}</tr>{}</table>')
     return table.format(label, head, Markup("").join(rows))
@@ -116,9 +121,10 @@ def _tooltip(names: Sequence[str], i: int, j: int, count: int, images: np.ndarra
 def share_map(shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, down: str, across: str) -> Markup:
     """Return shares 0…1, (rows, columns), as SVG cells, darker for larger ones; rows and columns have names."""
     short, top_names = [shorten(name, 16) for name in rows], [shorten(name, 16) for name in columns]
-    cell, longest = 18, LETTER * max(map(len, [*short, *top_names, ""]))
-    left, top = longest + 26, 0.72 * longest + 34
-    width, height = left + cell * len(columns) + 0.72 * longest, top + cell * len(rows) + 2
+    cell, widest = 18, LETTER * max(map(len, [*short, ""]))
+    tilted = 0.72 * LETTER * max(map(len, [*top_names, ""]))  # height and width of the longest name at 45 degrees
+    left, top = widest + 26, tilted + 34
+    width, height = left + cell * len(columns) + tilted, top + cell * len(rows) + 2
     parts = [
         svg_start(width, height, "heat", f"{down} by {across}: shares of attention", fixed=True),
         svg_text(left + cell * len(columns) / 2, 12, across, "middle"),

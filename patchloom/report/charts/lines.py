@@ -11,13 +11,13 @@ from patchloom.report.charts.svg import (
     HEIGHT,
     LABEL_LETTERS,
     LEFT,
-    LEGEND_LINE,
     LETTER,
     RIGHT,
     TOP,
     WIDTH,
     Axis,
     LogAxis,
+    legend_places,
     nice_ticks,
     shorten,
     svg_line,
@@ -25,7 +25,6 @@ from patchloom.report.charts.svg import (
     svg_text,
 )
 
-LEGEND_START = 24.0  # pixels from the left, beside the name of the y axis
 FEW_POINTS = 12  # up to here, points are drawn as dots too
 
 
@@ -70,7 +69,7 @@ def line_chart(
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
     listed = [line for line in lines if line.listed and line.points]
-    places = _legend_places([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
+    places = legend_places([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
     shift = places[-1][1] if places else 0  # further lines of the legend push the chart down
     across, x_ticks = _x_axis(xs, log, len(x_names))
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + shift, TOP + shift)
@@ -115,7 +114,7 @@ def _summary(line: Series, x_names: Sequence[str]) -> str:
     return f"{line.name}: {first:.4g} at {at(first_x)}, {last:.4g} at {at(last_x)}"
 
 
-def range_chart(ranges: Sequence[SeedRange], *, y_label: str, x_label: str = "epoch") -> Markup:
+def range_chart(ranges: Sequence[SeedRange], *, y_label: str) -> Markup:
     """Return mean, one standard deviation, minimum and maximum of several runs by epoch."""
     lines = {
         "mean": [(float(at.epoch), at.mean) for at in ranges],
@@ -129,7 +128,7 @@ def range_chart(ranges: Sequence[SeedRange], *, y_label: str, x_label: str = "ep
     styles = {"mean": (0, 1.0), "± one deviation": (0, 0.45), "min, max": (1, 0.6)}
     series = [Series(name, points, *styles[name]) for name, points in lines.items()]
     series += [Series(name, points, *styles[name], listed=False) for name, points in upper.items()]
-    return line_chart(series, x_label=x_label, y_label=y_label)
+    return line_chart(series, x_label="epoch", y_label=y_label)
 
 
 def _x_axis(xs: Sequence[float], log: bool, names: int) -> tuple[Axis, list[float]]:
@@ -174,19 +173,6 @@ def _x_marks(
             parts.append(svg_text(middle, bottom + 17, f"{tick:g}", "middle"))
     end = bottom + depth + BOTTOM - 17
     return [*parts, svg_text((across.start + across.end) / 2, end - 4, label, "middle")], end
-
-
-def _legend_places(names: Sequence[str]) -> list[tuple[float, int]]:
-    """Return where each name of a legend starts: side by side, wrapped at the width of the chart."""
-    places: list[tuple[float, int]] = []
-    x, y = LEGEND_START, 0
-    for name in names:
-        width = 36 + LETTER * len(name)
-        if x > LEGEND_START and x + width > WIDTH:
-            x, y = LEGEND_START, y + LEGEND_LINE
-        places.append((x, y))
-        x += width
-    return places
 
 
 def _opacity(line: Series) -> Markup | str:

@@ -16,6 +16,7 @@ from patchloom.report.charts.svg import (
     RIGHT,
     Axis,
     LogAxis,
+    legend_places,
     nice_ticks,
     shorten,
     svg_line,
@@ -23,8 +24,11 @@ from patchloom.report.charts.svg import (
     svg_text,
 )
 
-SIDE = 460  # pixels of the plot area
+SIDE = 300  # pixels of the plot area, before the style sheet of the page stretches or shrinks the chart
 MAX_LEGEND = 24  # groups
+LEGEND_LETTERS = 24
+AXIS_LETTERS = 44  # as long as an axis
+NAME_LETTERS = 22  # beside a point: no longer than half of the plot area
 LOG_ROOM = 1.5  # factor between the outermost points and the ends of a logarithmic axis
 MOST_DECADES = 4  # with ticks at 2 and 5 times a power of ten too
 # After the circle: square, triangle, diamond, around a center.
@@ -50,23 +54,26 @@ def scatter_chart(
     line: tuple[float, float] | None = None,
     path: Sequence[tuple[float, float]] = (),
     log: bool = False,
-    side: int = SIDE,
 ) -> Markup:
     """Return points colored by group, with a legend; axes without labels have no numbers, as for t-SNE.
 
     `named` writes each point's name next to it. `groups` is the order of the legend (default: that of the points).
     `line` is the slope and intercept of a straight line, `path` the corners of a dashed one. With `log`, the x axis is
-    logarithmic. `side` is the side of the plot area in pixels.
+    logarithmic.
     """
     names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
     listed = [name for name in names if name][:MAX_LEGEND]
-    left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
-    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in listed) if listed else RIGHT if x_label else 8
-    width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(listed) + 2))
-    across, up = _scatter_axes(points, left, side, ticked=bool(x_label), log=log)
+    legend = [shorten(name, LEGEND_LETTERS) for name in listed]
+    if more := len([name for name in names if name]) - len(listed):
+        legend.append(f"{more} more")
+    left, right, below = (LEFT + 12, RIGHT, BOTTOM + 4) if x_label else (8, 8, 8)
+    width = left + SIDE + right
+    places = legend_places(legend, width)
+    top = 10 + (places[-1][1] + LEGEND_LINE if places else 0)
+    across, up = _scatter_axes(points, left, top, ticked=bool(x_label), log=log)
     name = f"{y_label} by {x_label}" if x_label else "points by group"
     parts = [
-        svg_start(width, height, "scatter", name, f"{len(points)} points", fixed=True),
+        svg_start(width, top + SIDE + below, "scatter", name, f"{len(points)} points", fixed=True),
         *_frame(across, up, x_label, y_label),
         *([_straight_line(*line, across, up)] if line else []),
         *(_dashed(across(x1), up(y1), across(x2), up(y2)) for (x1, y1), (x2, y2) in pairwise(path)),
@@ -77,16 +84,14 @@ def scatter_chart(
         parts.append(_mark(across(point.x), up(point.y), 4 if named else 3, names.index(point.group), text))
     if named:
         parts += _point_names(points, across, up)
-    for i, group in enumerate(listed):
-        y = 10 + LEGEND_LINE * (i + 0.5)
-        parts.append(_mark(left + side + 14, y, 4, names.index(group), group))
-        parts.append(svg_text(left + side + 24, y + 4, shorten(group, 24)))
-    if (more := len([name for name in names if name]) - len(listed)) > 0:
-        parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(listed) + 0.5), f"{more} more"))
+    for group, (x, y) in zip(listed, places, strict=False):
+        parts.append(_mark(x + 12, y + 11, 4, names.index(group), group))
+    for text, (x, y) in zip(legend, places, strict=True):
+        parts.append(svg_text(x + 22, y + 15, text))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool, log: bool) -> tuple[Axis, Axis]:
+def _scatter_axes(points: Sequence[Point], left: float, top: float, *, ticked: bool, log: bool) -> tuple[Axis, Axis]:
     """Return axes that contain all points; axes with numbers end at ticks."""
     ends = []
     for values in ([point.x for point in points], [point.y for point in points]):
@@ -94,11 +99,11 @@ def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bo
         ticks = nice_ticks(low, high)
         room = 0.04 * (high - low) or 1.0
         ends.append((ticks[0], ticks[-1]) if ticked else (low - room, high + room))
-    up = Axis(*ends[1], 10 + side, 10)
+    up = Axis(*ends[1], top + SIDE, top)
     if log:
         xs = [point.x for point in points]
-        return LogAxis(min(xs) / LOG_ROOM, max(xs) * LOG_ROOM, left, left + side), up
-    return Axis(*ends[0], left, left + side), up
+        return LogAxis(min(xs) / LOG_ROOM, max(xs) * LOG_ROOM, left, left + SIDE), up
+    return Axis(*ends[0], left, left + SIDE), up
 
 
 def _ticks(axis: Axis) -> list[float]:
@@ -122,9 +127,9 @@ def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
     for tick in _ticks(up):
         parts.append(svg_line(across.start, up(tick), across.end, up(tick)))
         parts.append(svg_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
-    parts.append(svg_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
+    parts.append(svg_text((across.start + across.end) / 2, up.start + 33, shorten(x_label, AXIS_LETTERS), "middle"))
     middle = f"translate(12 {(up.start + up.end) / 2:.1f}) rotate(-90)"
-    return [*parts, svg_text(0, 0, y_label, "middle", middle)]
+    return [*parts, svg_text(0, 0, shorten(y_label, AXIS_LETTERS), "middle", middle)]
 
 
 def _straight_line(slope: float, height: float, across: Axis, up: Axis) -> Markup:
@@ -145,7 +150,8 @@ def _point_names(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup
     taken = [(across(p.x) - 5, up(p.y) - 5, across(p.x) + 5, up(p.y) + 5) for p in points]
     parts = []
     for point in points:
-        wide = LETTER * len(point.name)
+        name = shorten(point.name, NAME_LETTERS)
+        wide = LETTER * len(name)
         places = [
             (across(point.x) + side * 7, up(point.y) + 4 + shift, "start" if side > 0 else "end")
             for shift in (0, 11, -11, 22, -22)
@@ -159,7 +165,7 @@ def _point_names(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup
         ]
         best = covered.index(min(covered))
         taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + 12))
-        parts.append(svg_text(*places[best][:2], point.name, places[best][2]))
+        parts.append(svg_text(*places[best][:2], name, places[best][2]))
     return parts
 
 

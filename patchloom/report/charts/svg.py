@@ -4,6 +4,7 @@ Colors and fonts come from the style sheet of the page; only scatter charts have
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -11,6 +12,7 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 360, 230
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 28, 36  # margins of a line chart
 LETTER = 6.3  # average width of a letter in pixels, in the charts' font of 11 pixels
+LEGEND_START = 24.0  # pixels from the left, beside the name of the y axis
 LEGEND_LINE = 16  # pixels from one line of a legend to the next
 LABEL_LETTERS = 34  # of the name of a y axis: as long as a line chart is high
 # Colors that differ for color-blind readers too, and from the page: classes c0 … c7 of the style sheet. They were
@@ -96,6 +98,19 @@ def svg_box(x: float, y: float, width: float, height: float, kind: str, opacity:
     """Return a rectangle; `kind` is its class in the style sheet."""
     shape = Markup('<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" class="{}" fill-opacity="{:.3f}"/>')
     return shape.format(x, y, width, height, kind, opacity)
+
+
+def legend_places(names: Sequence[str], chart_width: float = WIDTH) -> list[tuple[float, int]]:
+    """Return where each name of a legend starts: side by side, wrapped at the width of the chart."""
+    places: list[tuple[float, int]] = []
+    x, y = LEGEND_START, 0
+    for name in names:
+        width = 36 + LETTER * len(name)
+        if x > LEGEND_START and x + width > chart_width:
+            x, y = LEGEND_START, y + LEGEND_LINE
+        places.append((x, y))
+        x += width
+    return places
 
 
 def shorten(name: str, letters: int) -> str:

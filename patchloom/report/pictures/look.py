@@ -183,7 +183,7 @@ def look(
     are the true classes of the images (default: those of the data); `calibration` is that of the run.
     """
     if not isinstance(network, Network):
-        raise UsageError(f"look takes a network, given {network!r}; for a run: patchloom.load(run).look(images)")
+        raise UsageError(f"look takes a network, got {network!r}; for a run: patchloom.load(run).look(images)")
     own, labels = labeled_images(images)
     truths = truths or labels
     return looks(network_inputs(network, preprocessing, own, calibration), class_names, top=top, truths=truths)

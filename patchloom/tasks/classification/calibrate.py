@@ -120,6 +120,12 @@ class CalibrationResult:
         return f"CalibrationResult({self.folder}: {'; '.join(self.lines())})"
 
 
+_FAVORABLE_VAL = (
+    "val also chose the best epoch, which makes it slightly too favorable; --split test fits the rules to images that "
+    "had no part in training"
+)
+
+
 @with_near_options
 def calibrate(
     run: str | os.PathLike[str],
@@ -143,7 +149,7 @@ def calibrate(
 
     run           Run of a classifier.
     data          Images with its classes that it was not trained on. Default: the data of the run.
-    max_error     Answer only where at most this share of the answers is wrong: 5%, 0.05.
+    max_error     Abstain from unsure predictions, so that at most this share of the others is wrong: 5%, 0.05.
     confidence    Probability that `max_error` holds for new images.
     max_rejected  Reject images unlike the training images, and at most this share of the others; 0: reject none.
     negatives     Classes that mean none of these.
@@ -171,10 +177,7 @@ def calibrate(
     notes = list(images.notes)
     train = _training_images(classifier, record, notes) if settings.max_rejected is not None else None
     if data is None and split in (None, "val"):
-        notes.append(
-            "val also chose the best epoch, which makes it slightly too favorable; "
-            "--split test fits the rules to images that had no part in training"
-        )
+        notes.append(_FAVORABLE_VAL)
     result = fit_rules(classifier, images, train, settings, evaluation)
     if result.predictions is None:
         raise DataError(result.notes[-1])

@@ -24,7 +24,6 @@ from patchloom.tasks.classification.several_runs import RunEvaluations
 from patchloom.tasks.images.run_contents import RunContents, count_cost
 
 LEAST_SEEDS = 3  # runs for which a spread is drawn
-SMALL_SCATTER = 260  # pixels; three charts fit in a row
 MAX_NAMED = 30  # points with names next to them
 NO_LEVEL = "no labels"
 
@@ -171,7 +170,7 @@ def seed_figures(evaluations: RunEvaluations, data: str | None) -> SeedFigures |
     for at in evaluations.early_and_last():
         points = [Point(x, y, name) for name, x, y in zip(evaluations.folders, at.then, at.last, strict=True)]
         label = f"top-1 on val at epoch {at.epoch}, %"
-        chart = scatter_chart(points, x_label=label, y_label="after the last epoch, %", side=SMALL_SCATTER)
+        chart = scatter_chart(points, x_label=label, y_label="after the last epoch, %")
         early.append((f"Epoch {at.epoch} and the end: r = {at.correlation:.2f}", chart))
     return SeedFigures(rows, charts, early)
 

@@ -228,12 +228,12 @@ def frame_colors(levels: int) -> list[Color]:
     return [(round(r), round(g), round(b)) for r, g, b in zip(*channels, strict=True)]
 
 
-def framed(image: Image.Image, color: Color | None, side: int = SIDE) -> Image.Image:
-    """Draw the image in a square of `side` pixels with a frame around it; None leaves the frame empty."""
-    small = displayed(image, side)
-    paper = Image.new("RGB", (side + 2 * FRAME,) * 2, color or PAPER)
+def framed(image: Image.Image, color: Color | None) -> Image.Image:
+    """Draw the image in a square of `SIDE` pixels with a frame around it; None leaves the frame empty."""
+    small = displayed(image, SIDE)
+    paper = Image.new("RGB", (SIDE + 2 * FRAME,) * 2, color or PAPER)
     # A light line separates a dark image from a dark frame.
-    paper.paste(PAPER, (FRAME - 1, FRAME - 1, FRAME + side + 1, FRAME + side + 1))
+    paper.paste(PAPER, (FRAME - 1, FRAME - 1, FRAME + SIDE + 1, FRAME + SIDE + 1))
     paper.paste(small, ((paper.width - small.width) // 2, (paper.height - small.height) // 2))
     return paper
 

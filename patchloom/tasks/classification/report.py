@@ -1,7 +1,7 @@
 """The results of a classifier in words."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ class ClassificationReporting(Reporting):
         fine_tunes = settings.init or not may_start_from_weights(settings, plan.opened.median_side)
         if not fine_tunes and images < FEW_IMAGES and report.top(1) < GOOD_TOP1 and not settings.model:
             yield fine_tuning_advice(images, f"patchloom train {shlex.quote(settings.data_text)} --init in1k")
-
-    def next_commands(self, plan: Any) -> Sequence[str]:
-        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data_text)
-        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:
         return image_page(folder, settings)

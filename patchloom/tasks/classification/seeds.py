@@ -118,16 +118,16 @@ def final_values(folder: Path, weights: Weights = "model") -> dict[str, float]:
     return {name: value for name, value in records[-1]["values"].items() if value is not None} if records else {}
 
 
-def spread_by_epoch(folders: Sequence[Path], name: str = "top1", weights: Weights = "model") -> dict[int, SeedSpread]:
-    """Return epoch → spread, for the epochs that all runs evaluated (thesis figure 6.9)."""
-    runs = [epoch_values(folder, name, weights) for folder in folders]
+def spread_by_epoch(folders: Sequence[Path]) -> dict[int, SeedSpread]:
+    """Return epoch → spread of top-1, for the epochs that all runs evaluated (thesis figure 6.9)."""
+    runs = [epoch_values(folder) for folder in folders]
     shared = [epoch for epoch in runs[0] if all(epoch in run for run in runs[1:])] if runs else []
-    return {epoch: spread(name, [run[epoch] for run in runs]) for epoch in shared}
+    return {epoch: spread("top1", [run[epoch] for run in runs]) for epoch in shared}
 
 
-def early_and_last(folders: Sequence[Path], name: str = "top1", weights: Weights = "model") -> list[EarlyEpochs]:
-    """Return values at about 1/2, 5/6 and 29/30 of the epochs (150, 250 and 290 of 300) with the final values."""
-    runs = [epoch_values(folder, name, weights) for folder in folders]
+def early_and_last(folders: Sequence[Path]) -> list[EarlyEpochs]:
+    """Return top-1 at about 1/2, 5/6 and 29/30 of the epochs (150, 250 and 290 of 300) with the final values."""
+    runs = [epoch_values(folder) for folder in folders]
     shared = sorted(epoch for epoch in runs[0] if all(epoch in run for run in runs[1:])) if runs else []
     if len(shared) < 2:
         return []

@@ -25,7 +25,7 @@ from patchloom.options import keywords_of
 from patchloom.recipes.schema import difference
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
-from patchloom.runs.locate import find_run
+from patchloom.runs.locate import find_run, local_copy
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
 from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.classification.exported import open_exported_classifier
@@ -215,7 +215,8 @@ def _with_training_cost(row: Tradeoff, record: RunMetadata | None) -> Tradeoff:
 
 
 def _in_words(pair: Comparison) -> str:
-    verdict = "one is better" if pair.significant else "it may be chance"
+    better = pair.first if pair.difference > 0 else pair.second
+    verdict = f"{printable(better)} is better" if pair.significant else "it may be chance"
     points = f"{pair.difference:+.2f} points ({pair.low:+.2f}…{pair.high:+.2f})".replace("-", "−")
     return f"{printable(pair.first)} against {printable(pair.second)}: {points}, p = {pair.p_value:.2g}: {verdict}"
 
@@ -248,7 +249,7 @@ def load_deciding(verb: str, folder: Path, device: str) -> Classifier:
 
 def runs_by_name(runs: Runs) -> dict[str, Path]:
     """Return name → run folder; the name is the path if two folders share a name. Named weights are downloaded."""
-    paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    paths = [Path(local_copy(os.fspath(run))) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
         raise UsageError(f"expected one or more different runs, got {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)

@@ -11,5 +11,5 @@ TASK = Task(
     report="patchloom.tasks.detection.report:DetectionReporting",
     export="patchloom.tasks.detection.export:DetectorSubject",
     serving="patchloom.tasks.detection.serving:DetectorServing",
-    refusal="is about classes of whole images; leave it out where objects are detected",
+    refusal="applies to classes of whole images; drop it for detection",
 )

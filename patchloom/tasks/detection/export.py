@@ -18,8 +18,8 @@ from patchloom.exporters.subject import ExportSettings, ExportSubject, class_sum
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.detection import prepare_inputs
 from patchloom.tasks.detection.data import open_objects
-from patchloom.tasks.detection.detector import view_of
 from patchloom.tasks.detection.graph import detector_parts
+from patchloom.tasks.detection.model import view_of
 from patchloom.tasks.detection.run_files import load_detector
 from patchloom_runtime.artifacts.detector import (
     BATCH,

@@ -10,7 +10,8 @@ from PIL import Image
 from patchloom.report.page import write_page
 from patchloom.report.pictures.overlays import draw_objects
 from patchloom.report.sections import gallery_section
-from patchloom.tasks.detection.detector import (
+from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
+from patchloom.tasks.detection.model import (
     ImageDetections,
     ObjectDetector,
     detected_objects,
@@ -18,7 +19,6 @@ from patchloom.tasks.detection.detector import (
     load_object_detector,
     open_exported_detector,
 )
-from patchloom.tasks.detection.drawings import CAPTION, confused_section, draw_with_truth, objects_text, worst_first
 from patchloom.tasks.detection.page import images_of
 from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.images.look_page import LookPage, across
@@ -30,14 +30,14 @@ from patchloom_runtime.images.inputs import iterate_images
 from patchloom_runtime.printable import plural
 
 COUNT = 12  # images shown at most
-FEW = 0.1  # the score from which the surest are drawn where none is sure
-UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; drawn is what is likeliest."
+FEW = 0.1  # lowest score of objects that are drawn if none is likely
+UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; the most likely objects are drawn."
 
 
 def look_at_detected(
     folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw objects in the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    """Draw detections on up to `count` images, spread over `paths`; without paths, on the worst val images."""
     at_least("count", count, 1)
     notes: list[str] = []
     looks, sections = _detected(folder, paths, top, count, notes) if paths else _worst(folder, data, count)
@@ -92,16 +92,16 @@ def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, 
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
     val = read_val(folder)
     if val is None:
-        raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
+        raise UsageError(f"{folder} has no {VAL} with its val predictions; pass the images to look at")
     report = val.report
     images = images_of(folder, ReportSettings(data=data), report)
     if images is None:
-        raise UsageError(f"{folder} did not record where its data lie; say it with --data")
+        raise UsageError(f"{folder} does not record its data path; pass --data DATA")
     places = {images.key(i): i for i in range(len(images))}
     if missing := [name for name in val.names if name not in places]:
         raise DataError(
-            f"{len(missing):,} of the {len(val.names):,} pictures that the run was validated on, first {missing[0]}, "
-            "are not in these data; say where they lie with --data"
+            f"{len(missing):,} of the {len(val.names):,} images that the run was validated on, first {missing[0]}, "
+            "are not in these data; pass --data DATA"
         )
     scores, order = worst_first(report)
     looks: list[tuple[str, str, Any]] = []

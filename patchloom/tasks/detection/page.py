@@ -29,8 +29,8 @@ from patchloom.report.run_report import training, validation
 from patchloom.report.sections import picture_section, table_section
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.detection.data import open_objects
-from patchloom.tasks.detection.detector import load_object_detector, open_exported_detector
 from patchloom.tasks.detection.drawings import confused_section, gallery, worst_first
+from patchloom.tasks.detection.model import load_object_detector, open_exported_detector
 from patchloom.tasks.detection.run_files import VAL, DetectedImage, ValDetections, read_val
 from patchloom.tasks.task import Scores, TaskPage
 from patchloom_runtime.artifacts.artifact import is_artifact
@@ -60,7 +60,7 @@ def interval_words(report: DetectionReport) -> str:
     intervals = [
         f"{title} {low:.1f} … {high:.1f}" for name, title in names.items() for low, high in [report.interval(name)]
     ]
-    return f"95 % intervals over pictures: {', '.join(intervals)}"
+    return f"95 % intervals over images: {', '.join(intervals)}"
 
 
 # evaluate -------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def evaluate_detectors(
                 raise UsageError(f"{folder} is an artifact without val predictions: patchloom evaluate {folder} DATA")
             val = read_val(folder)
             if val is None:
-                raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
+                raise UsageError(f"{folder} has no {VAL}; pass data: patchloom evaluate {folder} DATA")
         else:
             val, run_notes = judge_on(folder, data, split=split, device=device, reading=reading)
             notes += [f"{name}: {note}" for note in run_notes]
@@ -163,7 +163,7 @@ def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, t
     lines = []
     for name, other in others:
         if len(one.truths) != len(other.truths) or pictures.get(first) != pictures.get(name):
-            lines.append(f"{first} and {name} were judged on other pictures: not compared; give data")
+            lines.append(f"{first} and {name} were evaluated on different images, so they are not compared; pass data")
             continue
         for measure in ("ap50", "mask_ap50"):
             if measure == "ap50" or (one.has_masks and other.has_masks):
@@ -222,7 +222,7 @@ def detection_page(folder: Path, settings: Any) -> TaskPage:
         place = data_path(folder, record, settings.data)
         val, notes = judge_on(folder, place, split=settings.split, device="auto", reading=settings.reading)
     elif val is None and not notes:
-        notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
+        notes.append(f"{folder} has no {VAL}: val predictions are not shown")
     report = val.report if val else None
     images = attempted(lambda: images_of(folder, settings, report), notes) if report else None
     return TaskPage(
@@ -250,7 +250,7 @@ def _numbers(report: DetectionReport, split: str) -> list[tuple[str, str, str]]:
         what = meanings[plain] + (", by masks" if name != plain else "")
         if name in INTERVALS:
             low, high = report.interval(name)
-            what += "" if math.isnan(low) else f"; {low:.1f} … {high:.1f}, the 95 % interval (bootstrap over pictures)"
+            what += "" if math.isnan(low) else f"; {low:.1f} … {high:.1f}, the 95 % interval (bootstrap over images)"
         rows.append(
             (name.replace("_", " "), f"{value:,.0f}" if plain in ("images", "objects") else f"{value:.2f}", what)
         )
@@ -259,7 +259,7 @@ def _numbers(report: DetectionReport, split: str) -> list[tuple[str, str, str]]:
 
 def _sections(val: ValDetections, images: LabeledImages | None) -> list[Markup]:
     report = val.report
-    caption = "Each class by itself; further right more objects are found, further up fewer detections are wrong."
+    caption = "One curve per class. Further right, more objects are found; further up, fewer detections are wrong."
     curves = [(f"By {'boxes' if kind == 'box' else 'masks'}", _curves(report, kind), caption) for kind in report.kinds]
     return [
         _class_table(report),
@@ -312,8 +312,8 @@ def _worst_and_best(val: ValDetections, images: LabeledImages) -> list[Markup]:
         return images.read(places[val.names[number]])
 
     return [
-        *gallery("Worst pictures", worst, report, val.names, read),
-        *gallery("Best pictures", best, report, val.names, read),
+        *gallery("Worst images", worst, report, val.names, read),
+        *gallery("Best images", best, report, val.names, read),
     ]
 
 

@@ -122,7 +122,7 @@ def _check(content: Any) -> None:
     for image in content["images"]:
         check_shape(image, {"key": str, "size": list[int], "objects": list[dict], "found": list[dict]})
         if len(image["size"]) != 2 or min(image["size"]) < 1:
-            raise ValueError(f"a picture of {image['size']}, expected height and width")
+            raise ValueError(f"an image of size {image['size']}, expected height and width")
         for name, more in (("objects", {"iscrowd": int, "area": float}), ("found", {"score": float})):
             for one in image[name]:
                 check_shape(one, {**_BOX, **more})

@@ -24,7 +24,7 @@ class EmbeddingReporting(Reporting):
             return f"patchloom probe {folder} {data} --levels", f"patchloom look {folder} --ranked"
         if len(plan.splits.classes):
             return f"patchloom probe {folder} {data} --knn --linear", f"patchloom train {data} --init {folder}"
-        return f"patchloom index {folder} {data} --out {folder}.index", f"patchloom train LABELLED --init {folder}"
+        return f"patchloom index {folder} {data} --out {folder}.index", f"patchloom train LABELED --init {folder}"
 
     def page(self, folder: Path, settings: ReportSettings) -> TaskPage:
         return image_page(folder, settings)

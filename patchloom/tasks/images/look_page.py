@@ -13,8 +13,8 @@ from PIL import Image
 from patchloom.models.network import Network
 from patchloom.models.pretrained.published import load_published
 from patchloom.models.registry import create_model
-from patchloom.report.page import write_page
-from patchloom.report.pictures.look import ImageLook, look
+from patchloom.report.page import data_uri, write_page
+from patchloom.report.pictures.look import ImageLook, head_sheet, looks, network_inputs
 from patchloom.runs.calibration import RunCalibration
 from patchloom.runs.config import Preprocessing
 from patchloom.runs.locate import find_run
@@ -69,7 +69,7 @@ def look_at(
     """Write predictions on the images at `paths`, at most `count` of them, chosen across their classes.
 
     Without paths, the images are the run's mistakes with the highest confidence, from its data or `data`; for a run
-    without a classifier (DINO, Grafit), images from all over its val split. The true class of a file is the nearest
+    without a classifier (DINO, Grafit), val images spread over the classes. The true class of a file is the nearest
     folder above it that has the name of a class. `spec` is a run folder, or NAME@FILE for published weights.
     """
     at_least("count", count, 1)
@@ -89,18 +89,12 @@ def look_at(
         title = f"Mistakes of {name}, highest confidence first" if decides else f"Val images of {name}"
     named_images = readable(requests, notes)
     images, truths = [one.image for one in named_images], [one.truth for one in named_images]
-    results = look(
-        subject.network,
-        subject.preprocessing,
-        images,
-        subject.labels,
-        top=top,
-        truths=truths,
-        calibration=subject.calibration,
-    )
-    looks = [(one.name, "", result) for one, result in zip(named_images, results, strict=True)]
-    write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
-    return LookPage(out, looks, notes)
+    inputs = network_inputs(subject.network, subject.preprocessing, images, subject.calibration)
+    results = looks(inputs, subject.labels, top=top, truths=truths)
+    named = [(one.name, "", result) for one, result in zip(named_images, results, strict=True)]
+    heads = head_sheet(inputs) if inputs.network.has_class_attention else None
+    write_look_page(out, title, notes, [result.card(name) for name, _, result in named], heads)
+    return LookPage(out, named, notes)
 
 
 def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, count: int) -> LookPage:
@@ -114,20 +108,27 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
     named_images = readable(chosen_files(paths, classifier.labels, count, notes), notes)
     transform = classifier.transform()
     predictions = classifier.predict([one.image for one in named_images], top=top)
-    looks = [
+    named = [
         (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth, scores.abstained))
         for one, scores in zip(named_images, predictions, strict=True)
     ]
-    title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
-    write_look_page(out, title, notes, [result.card(name) for name, _, result in looks])
-    return LookPage(out, looks, notes)
+    title = f"Predictions of {folder.name} on {plural(len(named), 'image')}"
+    write_look_page(out, title, notes, [result.card(name) for name, _, result in named])
+    return LookPage(out, named, notes)
 
 
-def write_look_page(out: Path, title: str, notes: Sequence[str], cards: Sequence[dict[str, Any]]) -> None:
-    """Write the page, with the number of right predictions for images with known classes."""
+def write_look_page(
+    out: Path,
+    title: str,
+    notes: Sequence[str],
+    cards: Sequence[dict[str, Any]],
+    heads: Image.Image | None = None,
+) -> None:
+    """Write the page: images, the number of right predictions where classes are known, and attention by head."""
     known = [card["right"] for card in cards if card["right"] is not None]
     summary = f"{sum(known)} of {len(known)} predictions are right." if known else ""
-    write_page(out, "look.html.j2", title=title, summary=summary, notes=notes, looks=cards)
+    sheet = data_uri(heads) if heads else None
+    write_page(out, "look.html.j2", title=title, summary=summary, notes=notes, looks=cards, heads=sheet)
 
 
 def chosen_files(paths: Sequence[str], labels: Sequence[str], count: int, notes: list[str]) -> list[LookRequest]:
@@ -193,7 +194,7 @@ def _subject_of(contents: RunContents) -> LookSubject:
 
 
 def _val_requests(contents: RunContents, data: str | None, count: int) -> list[LookRequest]:
-    """Return the run's most confident mistakes, or images from all over val for a run without a classifier."""
+    """Return the run's most confident mistakes; for a run without a classifier, val images spread over the classes."""
     val = val_images(contents, data)
     if val is None:
         raise UsageError(f"{contents.folder} has no stored predictions; pass the images to look at")

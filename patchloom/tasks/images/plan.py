@@ -237,13 +237,7 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         source = replace(readable, notes=(*readable.notes, *leaks))
         whole = planner.with_targets(make_splits(source, copies=copies, **options))
         opened = opened.changed(splits=share_of_train(whole, share))
-    record = starting_record(provenance_of(whole, scan), settings.data, settings.init)
-    record = replace(
-        record,
-        options=options_set(settings),
-        corrections=corrections_digest(settings.corrections),
-        plugins=plugged_parts(settings),
-    )
+    record = _with_settings(starting_record(provenance_of(whole, scan), settings.data, settings.init), settings)
     unplaced = _PlacedRun(opened, resolved, record)
 
     def in_folder(folder: Path, why: str) -> _PlacedRun:
@@ -274,6 +268,16 @@ def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) 
         start=resolved.start,
     )
     return replace(plan, advice=() if run.has_begun else _advice(planner, plan))
+
+
+def _with_settings(record: Provenance, settings: TrainingSettings) -> Provenance:
+    """Return the record with what a later command for the same folder is compared with."""
+    return replace(
+        record,
+        options=options_set(settings),
+        corrections=corrections_digest(settings.corrections),
+        plugins=plugged_parts(settings),
+    )
 
 
 @dataclass(frozen=True)
@@ -470,7 +474,7 @@ def _scan(source: Source, settings: TrainingSettings) -> Survey:
     if settings.strict and scan.unreadable:
         raise DataError(
             f"{name_unreadable(scan.unreadable)}; repair or remove them (all: {_check_command(settings)}), "
-            "or leave them out by training without --strict"
+            "or skip them by training without --strict"
         )
     return scan
 
@@ -496,5 +500,5 @@ def _too_few(splits: Splits) -> list[str]:
         return []
     return [
         f"val has only {plural(count, 'image')}, so one image is {100 / count:.1f} points of accuracy and the best "
-        f"weights are chosen partly by chance; give val {ENOUGH_VAL_IMAGES} images or more"
+        f"weights are chosen partly by chance; add images to val, to {ENOUGH_VAL_IMAGES} or more"
     ]

@@ -189,13 +189,13 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
     """Raise UsageError for runs and weights that do not exist."""
     part = recipe.objective
     if part.distillation in ("soft", "hard") and not part.teacher:
-        raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
+        raise UsageError(f"recipe {recipe.name} distills ({part.distillation}) but names no teacher; pass --teacher")
     if method_of(part.method).teacher == "features" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} learns the features of a teacher; name one: --teacher RUN|timm:NAME")
     teachers = teacher_names(part.teacher or "")
     for run in (*teachers, recipe.model.scales_from):
         if run and Path(run).is_dir() and not find_run(run):
-            raise UsageError(f"{run} is not the folder of a run: it has no config.json")
+            raise UsageError(f"{run} is not a run folder: it has no config.json")
     if recipe.model.scales_from and not find_run(recipe.model.scales_from):
         raise UsageError(f"model.scales_from {recipe.model.scales_from}: no such run")
     if settings.init and not find_run(settings.init) and not Path(settings.init).is_file():
@@ -207,8 +207,8 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
         clusters = recipe.grafit
         if clusters.clusters_of is None or not find_run(clusters.clusters_of):
             raise UsageError(
-                f"clusterfit learns clusters of another run's features; given {clusters.clusters_of}, expected the "
-                "folder of a run: --set grafit.clusters_of=RUN"
+                f"clusterfit learns clusters of another run's features, and {clusters.clusters_of} is not a run "
+                "folder; pass one with --set grafit.clusters_of=RUN"
             )
         if clusters.clusters > images:
             raise UsageError(f"grafit.clusters is {clusters.clusters}, more than the {images} images. Lower it.")

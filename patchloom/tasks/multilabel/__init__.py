@@ -11,5 +11,5 @@ TASK = Task(
     report="patchloom.tasks.multilabel.report:MultilabelReporting",
     export="patchloom.tasks.multilabel.export:MultilabelSubject",
     serving="patchloom.tasks.multilabel.serving:MultilabelServing",
-    refusal="is about one class per image; leave it out where images have several labels",
+    refusal="applies to one class per image; drop it for several labels",
 )

@@ -11,7 +11,7 @@ from patchloom.data.annotations.image_labels import of_labels
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.multilabel import MultilabelReport, Thresholds, evaluate
 from patchloom.tasks.images.target_vectors import TargetVectors, p_value
-from patchloom.tasks.multilabel.classifier import MultilabelClassifier
+from patchloom.tasks.multilabel.model import MultilabelClassifier
 from patchloom.tasks.multilabel.run_files import read_val_labels
 from patchloom.tasks.task import ModelLoader, Scores
 

@@ -11,5 +11,5 @@ TASK = Task(
     report="patchloom.tasks.regression.report:RegressionReporting",
     export="patchloom.tasks.regression.export:RegressorSubject",
     serving="patchloom.tasks.regression.serving:RegressorServing",
-    refusal="is about classes; leave it out where images have numbers",
+    refusal="applies to classes; drop it for regression",
 )

@@ -11,5 +11,5 @@ TASK = Task(
     report="patchloom.tasks.segmentation.report:SegmentationReporting",
     export="patchloom.tasks.segmentation.export:SegmenterSubject",
     serving="patchloom.tasks.segmentation.serving:SegmenterServing",
-    refusal="is about whole images; leave it out where pixels are classified",
+    refusal="applies to whole images; drop it for segmentation",
 )

@@ -13,8 +13,8 @@ from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.judge import PixelSet, evaluate_pixels
+from patchloom.tasks.segmentation.model import Segmenter, load_segmenter, open_exported_segmenter
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
-from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmenter, open_exported_segmenter
 from patchloom.tasks.task import Scores
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import DataError, UsageError

@@ -16,8 +16,8 @@ from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, ExportSubject, class_summary, data_of, spread
 from patchloom.objectives.segmentation import labeled
 from patchloom.tasks.segmentation.data import open_masks
+from patchloom.tasks.segmentation.model import load_segmentation
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
-from patchloom.tasks.segmentation.segmenter import load_segmentation
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import middle_start
 from patchloom_runtime.images.geometry import Geometry

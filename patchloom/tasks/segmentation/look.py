@@ -18,15 +18,15 @@ from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
-from patchloom.tasks.segmentation.page import confused_section, images_of, legend, of_one_height, true_numbers
-from patchloom.tasks.segmentation.run_files import read_segmented
-from patchloom.tasks.segmentation.segmenter import (
+from patchloom.tasks.segmentation.model import (
     ExportedSegmenter,
     Segmented,
     Segmenter,
     load_segmenter,
     open_exported_segmenter,
 )
+from patchloom.tasks.segmentation.page import confused_section, images_of, legend, of_one_height, true_numbers
+from patchloom.tasks.segmentation.run_files import read_segmented
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, at_least
 from patchloom_runtime.images.inputs import iterate_images
@@ -47,7 +47,7 @@ class SegmentationLookRequest(NamedTuple):
 def look_at_segmented(
     folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw masks of the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    """Draw masks on up to `count` images, spread over `paths`; without paths, on the worst val images."""
     at_least("count", count, 1)
     exported = is_artifact(folder)
     if exported and not paths:

@@ -22,8 +22,8 @@ from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.evaluation import evaluate_on
+from patchloom.tasks.segmentation.model import Segmenter, load_segmentation
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
-from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation
 from patchloom.tasks.task import TaskPage
 from patchloom_runtime.errors import DataError, UsageError, attempted
 from patchloom_runtime.images.samples import Sample
@@ -174,11 +174,11 @@ def true_numbers(sample: Sample, images: ImageSet, labels: Sequence[str]) -> np.
     return numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
 
 
-def of_one_height(pictures: Sequence[Image.Image], height: int = HEIGHT) -> list[Image.Image]:
+def of_one_height(pictures: Sequence[Image.Image]) -> list[Image.Image]:
     """Resize pictures of one size to the height of the gallery; enlarged pixels stay sharp."""
-    width = max(1, round(pictures[0].width * height / pictures[0].height))
-    way = Image.Resampling.NEAREST if height >= pictures[0].height else Image.Resampling.BILINEAR
-    return [picture.convert("RGB").resize((width, height), way) for picture in pictures]
+    width = max(1, round(pictures[0].width * HEIGHT / pictures[0].height))
+    way = Image.Resampling.NEAREST if pictures[0].height <= HEIGHT else Image.Resampling.BILINEAR
+    return [picture.convert("RGB").resize((width, HEIGHT), way) for picture in pictures]
 
 
 def legend(classes: Sequence[str], numbers: Collection[int]) -> list[tuple[str, tuple[int, int, int]]]:

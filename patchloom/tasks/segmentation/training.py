@@ -30,8 +30,8 @@ from patchloom.tasks.images.resolved_recipe import OpenedImages, Resolved, prepr
 from patchloom.tasks.images.training import ImageTraining, image_loader, initialize_backbone, write_image_files
 from patchloom.tasks.plan import LABEL_OPTIONS, TrainingSettings, refuse_fit, refuse_unread
 from patchloom.tasks.segmentation.judge import SegmentationJudge, sampled_logits
+from patchloom.tasks.segmentation.model import load_segmenter
 from patchloom.tasks.segmentation.run_files import ValSegmentation, write_segmented
-from patchloom.tasks.segmentation.segmenter import load_segmenter
 from patchloom_runtime.calibration import Calibration
 from patchloom_runtime.errors import DataError, UsageError
 

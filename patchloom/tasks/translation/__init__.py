@@ -10,5 +10,5 @@ TASK = Task(
     report="patchloom.tasks.translation.report:TranslationReporting",
     export="patchloom.tasks.translation.export:TranslatorSubject",
     serving="patchloom.tasks.translation.serving:TranslatorServing",
-    refusal="is about images; leave it out where text is translated",
+    refusal="applies to images; drop it for translation",
 )

@@ -8,7 +8,7 @@ from patchloom.data.text.encoded import encode_pairs
 from patchloom.data.text.pairs import Pairs, Spec, open_splits
 from patchloom.data.text.token_batches import TokenLoader
 from patchloom.evaluation.translation import TranslationScores, token_loss, translation_scores
-from patchloom.tasks.translation.translator import Translator
+from patchloom.tasks.translation.model import Translator
 from patchloom_runtime.errors import DataError
 
 TOKENS = 8192  # per batch; a longer sentence is a batch alone

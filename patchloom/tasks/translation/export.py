@@ -14,8 +14,8 @@ from patchloom.exporters.graph import GraphPart, state_bytes
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of
 from patchloom.tasks.translation.graph import state_size, translator_parts
+from patchloom.tasks.translation.model import Translator
 from patchloom.tasks.translation.run_files import load_seq2seq
-from patchloom.tasks.translation.translator import Translator
 from patchloom_runtime.artifacts.translator import STEP, VOCABULARY, BeamSearch, TranslationSettings
 from patchloom_runtime.engines.engine import MODEL, Graph
 from patchloom_runtime.errors import UsageError

@@ -62,7 +62,7 @@ def write_translation_files(
 def read_translation_files(folder: Path) -> TranslationFiles:
     """Read what `write_translation_files` wrote."""
     if not os.path.isfile(folder / "config.json"):
-        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+        raise UsageError(f"{folder} is not a run folder: it has no config.json")
     config = read_config(folder)
     if "vocabulary" not in config:
         raise UsageError(f"{folder} is not a translator; train one with --recipe translation_small")

@@ -1,25 +1,28 @@
 """Training of translators: parallel text, subwords, a network from sequence to sequence, BLEU."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from patchloom.data.reading import Reading
-from patchloom.data.text.encoded import EncodedPairs, encode_pairs
-from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.encoded import EncodedPairs, encode_pairs, learn_vocabulary
+from patchloom.data.text.pairs import Pairs, open_parallel
 from patchloom.data.text.token_batches import TokenLoader
-from patchloom.engine.distribution import Processes
+from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.epoch_average import EpochAverage
+from patchloom.evaluation.translation import token_loss, translation_scores
 from patchloom.models.from_config import load_weights
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import override
-from patchloom.runs.config import is_run
+from patchloom.runs.config import is_run, read_config
 from patchloom.runs.provenance import Provenance, write_left_out, write_provenance
 from patchloom.tasks.plan import (
     RULE_OPTIONS,
@@ -31,21 +34,22 @@ from patchloom.tasks.plan import (
     same_run,
 )
 from patchloom.tasks.provenance import place_of, refuse_other_data, refuse_other_start, starting_record
-from patchloom.tasks.task import Training
+from patchloom.tasks.task import Judge, Training
 from patchloom.tasks.translation.evaluation import TextEvaluation, evaluate_pairs
-from patchloom.tasks.translation.judge import TranslationJudge
+from patchloom.tasks.translation.model import Translator
 from patchloom.tasks.translation.plan import Corpus, TextPlan, make_seq2seq
 from patchloom.tasks.translation.run_files import (
+    VOCABULARY,
     load_seq2seq,
     read_translation_files,
+    read_vocabulary,
     write_translation_files,
     write_val,
 )
-from patchloom.tasks.translation.translator import Translator
-from patchloom.tasks.translation.vocabulary import vocabulary_of_run
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from patchloom_runtime.text.vocabulary import Vocabulary
 
+GREEDY_SENTENCES = 200  # of val, translated at every evaluation: about a second
 # Settings that are about images.
 _IMAGE_OPTIONS = (
     *("teacher", "size", "pictures", "preview", "workers", "worker_timeout", "shard", "level", "fit"),
@@ -146,7 +150,7 @@ class TranslationTraining(Training[TextPlan]):
         del loader, processes
         return make_objective(Ingredients(recipe=plan.recipe, network=network))
 
-    def judge(self, plan: TextPlan, processes: Processes) -> TranslationJudge:
+    def judge(self, plan: TextPlan, processes: Processes) -> "TranslationJudge":
         del processes
         return TranslationJudge(plan)
 
@@ -197,3 +201,43 @@ def _initialize(network: Seq2Seq, init: Path, vocabulary: Vocabulary) -> None:
     if files.vocabulary != vocabulary:
         raise UsageError(f"{init} has another vocabulary than the run to resume; pass a new folder with --out")
     load_weights(network, dict(source.state_dict()), f"--init {init}")
+
+
+def vocabulary_of_run(folder: Path, init: str | None, train: Pairs, size: int) -> Vocabulary:
+    """Read the vocabulary in the run folder or that of --init, else learn one."""
+    checksum = read_config(folder).get("vocabulary") if (folder / "config.json").is_file() else None
+    if (folder / VOCABULARY).is_file():
+        return read_vocabulary(folder, checksum)
+    if init:
+        return read_translation_files(Path(init)).vocabulary
+    learned = learn_vocabulary(train, size)
+    if checksum and hashlib.sha256(learned.to_bytes()).hexdigest() != checksum:
+        raise CheckpointError(
+            f"{folder / VOCABULARY} is lost, and the text has changed since it was learned. Restore the file, "
+            "or pass a new folder with --out."
+        )
+    return learned
+
+
+class TranslationJudge(Judge):
+    """Loss and perplexity of val, and BLEU and exact matches of some greedy translations. Every rank computes all."""
+
+    metric = "loss"
+    lower_is_better = True
+
+    def __init__(self, plan: TextPlan) -> None:
+        text, recipe, corpus = plan.text, plan.recipe, plan.encoded
+        tokens = max(recipe.optim.batch_size, recipe.text.max_length)  # val may have the longest sentence
+        self._batches = TokenLoader(corpus.val, tokens=tokens, shuffle=False)
+        self._sources, self._references = map(list, zip(*islice(text.val, GREEDY_SENTENCES), strict=True))
+        self._corpus, self._languages = corpus, (text.source, text.target)
+
+    def report(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        network: Any = unwrap(model)
+        yield from ((name, value) for name, value in token_loss(network, self._batches.epoch(0)) if name != "tokens")
+        longest = self._corpus.train.longest[0]
+        translator = Translator(network, self._corpus.vocabulary, languages=self._languages, longest=longest)
+        translations = [best.text for best, *_ in translator.translate(self._sources, beams=1)]
+        scores = translation_scores(translations, self._references, self._languages[1])
+        yield "bleu_greedy", scores.bleu
+        yield "exact_greedy", scores.exact

@@ -78,7 +78,7 @@ def audit(
     data       Folder of class folders, or other classification data that `train` reads.
     folds      Number of runs; each predicts the images it was not trained on.
     folds_run  Use the finished runs of `train --folds` in this folder.
-    unlabeled  Folder of unlabeled images; the most useful to label are chosen from it (`most`).
+    unlabeled  Folder of unlabeled images; `most` of them are proposed for labeling.
     most       Number of unlabeled images to choose.
     model      Network. Default: chosen for the data.
     recipe     Published recipe, a recipe.yaml, or 'auto'. Also a `Recipe`.
@@ -103,10 +103,7 @@ def audit(
         **reading.chosen(),  # type: ignore[arg-type]
     )  # fmt: skip
     if folds_run is not None:
-        why = "is for new runs, and --folds-run takes finished ones; drop one of the two"
-        refuse_unread(settings, _TRAINED, why)
-        if set or folds != FOLDS:
-            raise UsageError(f"--{'set' if set else 'folds'} {why}")
+        _refuse_for_finished_runs(settings)
     if unlabeled is not None:
         find_source(unlabeled)  # raises before the runs are trained
     with scan_bar() as progress:
@@ -122,6 +119,14 @@ def audit(
     say(f"unlabeled  {unlabeled}: predicting with {plural(len(predictions.weights), 'run')}")
     worth, notes = _most_worth_labeling(folder, predictions, unlabeled, most, settings.device, workers or 0)
     return replace(report, unlabeled=worth, notes=(*report.notes, *notes))
+
+
+def _refuse_for_finished_runs(settings: TrainingSettings) -> None:
+    """Raise UsageError for settings of new runs, if finished runs are used."""
+    why = "is for new runs, and --folds-run takes finished ones; drop one of the two"
+    refuse_unread(settings, _TRAINED, why)
+    if settings.changes or settings.folds != FOLDS:
+        raise UsageError(f"--{'set' if settings.changes else 'folds'} {why}")
 
 
 def _finished_folds(settings: TrainingSettings, say: Callable[[str], None]) -> Path:

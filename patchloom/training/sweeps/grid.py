@@ -41,9 +41,9 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = text.partition("=")
         key, choices = key.strip(), [value.strip() for value in values.split(",")]
         if not equals or not key or not all(choices):
-            raise UsageError(f"--grid takes field=value,value…, such as optim.lr=1e-3,3e-4; given {text!r}")
+            raise UsageError(f"--grid takes field=value,value…, such as optim.lr=1e-3,3e-4; got {text!r}")
         if key in grid:
-            raise UsageError(f"--grid gives {key} twice; give all its values at once: {key}=A,B,C")
+            raise UsageError(f"--grid has {key} twice; pass all its values at once: {key}=A,B,C")
         grid[key] = choices
     return grid
 
@@ -60,7 +60,9 @@ def settings_of(grid: Grid) -> list[Setting]:
     read = {key: [_read(key, value) for value in values] for key, values in grid.items()}
     for key, values in read.items():
         if len({str(value) for value in values}) < len(values) or not values:
-            raise UsageError(f"the values of {key} are {', '.join(map(str, values)) or 'none'}; give each once")
+            raise UsageError(
+                f"the values of {key} are {', '.join(map(str, values)) or 'none'}; pass one or more, each once"
+            )
     return [dict(zip(read, values, strict=True)) for values in product(*read.values())]
 
 
@@ -81,7 +83,7 @@ def with_setting(base: TrainingSettings, setting: Setting) -> TrainingSettings:
     changes = {key: value for key, value in setting.items() if key not in OPTIONS}
     clash = [key for key in changes if key in base.changes] + [key for key in own if _is_set(base, key)]
     if clash:
-        raise UsageError(f"{clash[0]} is swept, and given too; leave one of the two out")
+        raise UsageError(f"{clash[0]} is both swept and set; drop one of the two")
     return replace(base, **own, changes={**base.changes, **changes})
 
 
@@ -96,7 +98,7 @@ def drop_seed(setting: Setting) -> Setting:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Field → its last part, or all of it where two end alike."""
+    """Return field → its last part, or the whole field if two end in the same part."""
     last = {key: key.rpartition(".")[2] for key in keys}
     return {key: name if list(last.values()).count(name) == 1 else key for key, name in last.items()}
 

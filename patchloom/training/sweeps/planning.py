@@ -77,7 +77,7 @@ def _plan_run(settings: TrainingSettings, setting: Setting, device: str) -> tupl
     if images < batch:
         raise UsageError(
             f"{SHARE} {setting[SHARE]:g} leaves {images:,} images of {settings.data_text}, fewer than a batch of "
-            f"{batch}; give --batch {images} or less, or larger shares"
+            f"{batch}; pass --batch {images} or less, or larger shares"
         )
     part = replace(part, changes={**part.changes, **_at_equal_updates(whole, plan)})
     return part, make_plan(part, device)

@@ -53,7 +53,7 @@ def sweep(
 ) -> Sweep:
     """Train every combination of the grid's values on every dataset, as `patchloom sweep` does.
 
-    The same call again goes on where it stopped: finished runs are not repeated, failed ones are tried again.
+    The same call again resumes: finished runs are not repeated, failed ones are retried.
     The best setting is that with the highest mean over datasets on val images. Where data do not have both a val and
     a test split, val images are held out of train, so that what they have stays unseen.
 
@@ -76,16 +76,13 @@ def sweep(
     dry_run  Print the number of runs and the time they take; train nothing.
     say      Called with each line of progress.
     """
-    sets = [data] if isinstance(data, str | os.PathLike) else split_specs(data)
-    sets = [os.fspath(one) for one in sets]
-    if not sets or len(dict.fromkeys(sets)) < len(sets):
-        raise UsageError(f"Give one or more datasets, each once; given {', '.join(sets) or 'none'}")
+    sets = _each_once([data] if isinstance(data, str | os.PathLike) else split_specs(data))
     if place_from(os.environ).world > 1:
         raise UsageError(
             "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
         )
     if not grid:
-        raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
+        raise UsageError("there is nothing to sweep; pass fields with values: --grid optim.lr=1e-3,3e-4")
     options: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
     options |= {"batch": batch, "changes": dict(set or {}), "exclude": exclude, "workers": workers, "val": "held-out"}
     options["race"] = False  # the runs of a sweep differ in the fields of its grid alone
@@ -101,16 +98,29 @@ def sweep(
     state = SweepState(folder, settings, runs, done, [note] if note else [])
     _say_plan(state, say)
     if dry_run:
-        seconds = estimated_s(runs, done, say)
-        say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
-        say("Nothing was trained.   Next: the same command without --dry-run")
-        return replace(state.sweep(), seconds=seconds)
+        return _dry_result(state, say)
     with locked(folder):
         train_runs(state, say)
         if test:
             _test_best(state, say)
         result: Sweep = state.write()
         return result
+
+
+def _each_once(data: Sequence[Any]) -> list[str]:
+    """Return the names of datasets. Raise UsageError if there are none or one is repeated."""
+    sets = [os.fspath(one) for one in data]
+    if not sets or len(set(sets)) < len(sets):
+        raise UsageError(f"The datasets are {', '.join(sets) or 'missing'}; pass one or more, each once")
+    return sets
+
+
+def _dry_result(state: "SweepState", say: Callable[[str], None]) -> Sweep:
+    """Print the time that the runs of a sweep take, and return it without results."""
+    seconds = estimated_s(state.runs, state.done, say)
+    say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
+    say("Nothing was trained.   Next: the same command without --dry-run")
+    return replace(state.sweep(), seconds=seconds)
 
 
 class SweepState:
@@ -127,7 +137,7 @@ class SweepState:
         finished = sum(not run.failed for run in self.done.values())
         failed = len(self.done) - finished
         counts = [f"{finished} finished already"] * bool(finished)
-        counts += [f"{failed} failed before and tried again"] * bool(failed)
+        counts += [f"{failed} failed before and are retried"] * bool(failed)
         return ", ".join([f"{len(self.runs)} runs in {self.folder}", *counts])
 
     def sweep(self) -> Sweep:

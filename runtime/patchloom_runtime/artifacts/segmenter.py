@@ -44,7 +44,10 @@ class ArtifactSegmenter(Artifact):
             return WindowSettings()
         stride, side = values["windows"]["stride"], values["windows"]["short_side"]
         if len(stride) != 2 or not all(0 < step <= MOST_PIXELS for step in stride) or not 0 <= side <= MOST_PIXELS:
-            raise ValueError(f"windows have a stride of {stride} pixels and a short side of {side}")
+            raise ValueError(
+                f"windows: stride is {stride} and short_side {side}, expected two numbers from 1 and one from 0, "
+                f"all up to {MOST_PIXELS}"
+            )
         return WindowSettings((stride[0], stride[1]), side)
 
     @with_near_options

@@ -83,7 +83,7 @@ def check_installed(name: str, packages: Iterable[str], install: str) -> None:
     """Raise UsageError with the install command if a package that a format needs is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise UsageError(f"{name} needs {' and '.join(missing)}, not installed here: {install}")
+        raise UsageError(f"{name} needs {' and '.join(missing)} (not installed): {install}")
 
 
 def run_memory() -> int:

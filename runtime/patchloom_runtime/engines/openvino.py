@@ -16,6 +16,7 @@ import numpy as np
 from patchloom_runtime.engines.engine import MOST_VALUES, Graph
 from patchloom_runtime.errors import CheckpointError, first_line
 from patchloom_runtime.untrusted import read_plain
+from patchloom_runtime.untrusted_xml import parse_xml
 
 _ELEMENTS = {"net", "layers", "layer", "data", "input", "output", "port", "dim", "edges", "edge", "rt_info"}
 _SIZED_BY_INPUT = {"Broadcast", "Tile", "Range"}  # by their second input
@@ -50,10 +51,7 @@ def check_openvino(path: Path) -> None:
     text, weights = read_plain(path), path.with_suffix(".bin")
     if b"<!" in text:
         raise ValueError("it declares a document type or has comments, which no export writes")
-    try:
-        net = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise ValueError(str(error)) from error
+    net = parse_xml(text)
     for info in net.findall("rt_info"):  # notes of the converter, in any form
         net.remove(info)
     if unknown := {each.tag for each in net.iter()} - _ELEMENTS:

@@ -305,7 +305,7 @@ def _opener(name: str) -> type[ImageFile] | None:
 
 
 def _reduce_large(image: ImageFile, data: bytes, where: str) -> None:
-    """Set a large JPEG to be decoded at a reduced size within the limit. A JPEG that is too large stays as it is."""
+    """Set a large JPEG to be decoded at reduced size. One above the limit is unchanged, for `check_size` to refuse."""
     (width, height), most = image.size, _large_pixels()
     pixels = width * height
     if "progressive" in image.info:

@@ -30,10 +30,7 @@ class ImageTransform(ABC):
         """Choose the geometry (crop, flip, size) of one view; random choices use `rng`."""
 
     def reduction(self, size: tuple[int, int]) -> int:  # noqa: ARG002
-        """Return the factor by which an image of (width, height) may be decoded smaller.
-
-        `rng` is in the state from which the geometry will be drawn.
-        """
+        """Return the factor by which an image of (width, height) may be decoded smaller."""
         return 1
 
     def resized(self, image: Image.Image, size: Size) -> np.ndarray:

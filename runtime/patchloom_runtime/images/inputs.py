@@ -51,9 +51,7 @@ class ImageCollection(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> Image.Image:
-        """Return one image."""
-        ...
+    def read(self, index: int) -> Image.Image: ...
 
     def where(self, index: int) -> str:
         """Return where the image came from, for messages."""

@@ -65,7 +65,6 @@ class ObjectMask(NamedTuple):
 
     @property
     def area(self) -> int:
-        """Number of pixels."""
         return int(np.count_nonzero(self.bits))
 
     def overlap(self, other: "ObjectMask") -> int:

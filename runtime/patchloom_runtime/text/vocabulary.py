@@ -145,6 +145,6 @@ def _sentencepiece() -> Any:
         import sentencepiece
     except ImportError:
         raise UsageError(
-            "subwords need sentencepiece; pip install 'patchloom[translate]', or sentencepiece alone"
+            "subwords need sentencepiece, which is not installed: pip install sentencepiece, or 'patchloom[translate]'"
         ) from None
     return sentencepiece

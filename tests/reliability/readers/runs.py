@@ -16,7 +16,7 @@ from patchloom.runs.weights import weights_digest
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.report import report_run
 from patchloom.tasks.table import task_of_run
-from patchloom.tasks.translation.translator import load_translator
+from patchloom.tasks.translation.model import load_translator
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError

@@ -15,7 +15,7 @@ from torchvision.ops import batched_nms
 
 import patchloom
 from patchloom.exporters.artifact import Exported
-from patchloom.exporters.formats import graph_format
+from patchloom.exporters.formats import format_named
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import Preprocessing
 from patchloom.tasks.detection.export import OBJECTS, DetectorSubject, as_array, box_limits, pairs
@@ -57,7 +57,7 @@ def subject_of(network: Detector) -> DetectorSubject:
 @pytest.mark.parametrize("to", ENGINES)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_path: Path) -> None:
-    form = graph_format(to)
+    form = format_named(to)
     for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     network = detector(name, masks=name != "mixer_s16", min_score=0.2, most=20).eval()

@@ -1,14 +1,18 @@
 """`patchloom look` on images and on the mistakes of a run."""
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors.torch import save_file
 
 from patchloom.inference.classifier import load
 from patchloom.models.registry import create_model
+from patchloom.report.pictures.look import head_sheet, network_inputs
 from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.images.look_page import across, look_at, true_class
 from patchloom_runtime.errors import DataError, UsageError
@@ -28,9 +32,20 @@ def test_images_with_predictions_and_maps(trained: Path, tmp_path: Path) -> None
     assert [label for label, _ in one.answers] == [label for label, _ in expected.answers]
     assert [share for _, share in one.answers] == pytest.approx([share for _, share in expected.answers], abs=1e-5)
     text = page.path.read_text("utf-8")
-    assert text.count("<h2>") == 30
+    assert text.count("<figcaption>as the network sees it") == 30
     assert "rollout" in text
     assert str(bad) in text
+
+
+def test_attention_has_a_map_per_head_of_own_images(trained: Path, tmp_path: Path) -> None:
+    paths = [str(trained / "data" / "red" / "0.png")]
+    vit, mlp = (look_at(str(trained / run), paths, out=tmp_path / f"{run}.html") for run in ("vit", "a"))
+    sheet = re.search(r'id="heads".*?src="data:image/png;base64,([^"]+)"', vit.path.read_text("utf-8"), re.DOTALL)
+    assert sheet is not None
+    classifier = load(trained / "vit", device="cpu")
+    expected = head_sheet(network_inputs(classifier.model, classifier.preprocessing, [Image.open(paths[0])]))
+    assert Image.open(io.BytesIO(base64.b64decode(sheet[1]))).tobytes() == expected.tobytes()
+    assert 'id="heads"' not in mlp.path.read_text("utf-8")
 
 
 def test_without_images_the_most_confident_mistakes_come_first(run, tmp_path: Path) -> None:

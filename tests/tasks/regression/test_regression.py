@@ -151,7 +151,7 @@ def test_pictures_of_epochs_show_no_shares_of_numbers(place, tmp_path, monkeypat
 
 @pytest.mark.parametrize("option", [{"top": 1}, {"threshold": 0.5}, {"sort_into": "sorted"}])
 def test_numbers_have_no_classes_to_choose(option, place) -> None:
-    with pytest.raises(UsageError, match=f"--{next(iter(option)).replace('_', '-')} .*numbers"):
+    with pytest.raises(UsageError, match=f"--{next(iter(option)).replace('_', '-')} .*classes"):
         patchloom.predict(place / "run", [place / "data" / "02.png"], **option)
 
 

@@ -20,8 +20,8 @@ from patchloom.runs.calibration import read_calibration
 from patchloom.runs.config import read_recipe
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.segmentation.model import load_segmenter
 from patchloom.tasks.segmentation.run_files import read_segmented
-from patchloom.tasks.segmentation.segmenter import load_segmenter
 from patchloom.tasks.table import task_of_run
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import UsageError

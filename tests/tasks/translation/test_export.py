@@ -10,7 +10,7 @@ import torch
 
 import patchloom
 from patchloom.exporters.artifact import Exported
-from patchloom.exporters.formats import graph_format
+from patchloom.exporters.formats import format_named
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.export import export
@@ -67,7 +67,7 @@ def test_the_runtime_translates_without_torch(exported: Exported, tmp_path: Path
 @pytest.mark.parametrize("to", ENGINES)
 @pytest.mark.parametrize("name", ["translation_resmlp_6", "translation_transformer_base"])
 def test_the_graphs_search_as_the_network_does(name: str, to: str, tmp_path: Path) -> None:
-    form = graph_format(to)
+    form = format_named(to)
     for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     torch.manual_seed(0)

@@ -124,7 +124,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
         run_training(settings(tmp_path), say=str)
     monkeypatch.undo()
     # The vocabulary is the run's: it is not learned again.
-    monkeypatch.setattr("patchloom.tasks.translation.vocabulary.learn_vocabulary", None)
+    monkeypatch.setattr("patchloom.tasks.translation.training.learn_vocabulary", None)
     said: list[str] = []
     run_training(settings(tmp_path), say=said.append)
     assert any(missing(line, tmp_path, step + 1) == [] for line in said)

@@ -12,7 +12,7 @@ from patchloom.data.text.pairs import open_parallel
 from patchloom.evaluation.translation import translation_scores
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.translation.evaluation import evaluate_text
-from patchloom.tasks.translation.translator import Translator
+from patchloom.tasks.translation.model import Translator
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.text import line_translator as module
 from patchloom_runtime.text.vocabulary import clean
