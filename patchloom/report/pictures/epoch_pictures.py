@@ -42,10 +42,13 @@ class EpochPictures:
         preprocessing: Preprocessing,
         every: int,
         last: int,
+        has_classes: bool = True,
         is_main: bool = True,
     ) -> None:
+        """Without classes that compete, such as for labels and numbers, the pictures are those of weights."""
         self._run, self._images, self._class_names = run, images, class_names
         self._preprocessing, self._every, self._last, self._is_main = preprocessing, every, last, is_main
+        self._mapped = images if has_classes else None
 
     def __call__(self, model: nn.Module, epoch: int) -> None:
         """Write the picture if one is due."""
@@ -58,7 +61,7 @@ class EpochPictures:
         copy = family_of(network.config.name)(network.config)
         copy.load_state_dict({name: tensor.cpu() for name, tensor in weights.items()})
         with torch.autocast("cpu", enabled=False):
-            drawn = pictures_of(copy, self._images, self._class_names, preprocessing=self._preprocessing)
+            drawn = pictures_of(copy, self._mapped, self._class_names, preprocessing=self._preprocessing)
             if self._images and has_branches(copy):
                 inputs = network_inputs(copy, self._preprocessing, self._images)
                 add_branch_norms(self._run, epoch, norms_by_layer(inputs.network, inputs.images))

@@ -5,9 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from patchloom.evaluation.calibration import fewest_images, parts_of
 from patchloom.evaluation.classification import MACRO_METRICS, ClassificationReport, overfitting_note
+from patchloom.options import share_of
 from patchloom.runs.calibration import read_calibration
 from patchloom.runs.metrics import read_metrics
+from patchloom.tasks.classification.calibrate import CONFIDENCE
 from patchloom.tasks.images.automatic_start import FEW_IMAGES, fine_tuning_advice, may_start_from_weights
 from patchloom.tasks.images.report import image_page
 from patchloom.tasks.report import ReportSettings
@@ -55,4 +58,9 @@ def _calibration_lines(plan: Any) -> Iterator[str]:
         yield promise.in_words()
     elif max_error is not None:
         command = f"patchloom calibrate {shlex.quote(str(plan.folder))} --max-error {max_error}"
-        yield f"note: the run answers every image, without a promise; {command} makes one or gives the reason"
+        least = fewest_images(share_of(max_error, "--max-error"), CONFIDENCE)
+        yield (
+            f"note: val does not allow the promise, so the run answers every image. It takes {least:,} answered images "
+            f"without a mistake, or more with some, of the {len(parts_of(calibration.images)[1]):,} of val that are "
+            f"tested; on other images: {command} DATA"
+        )

@@ -51,6 +51,7 @@ class ImageTraining(Training[ImagePlan]):
 
     planner_type: type[ImagePlanner] = ImagePlanner
     plugins: ClassVar[Collection[str]] = ("optimizer", "callback")
+    has_classes: ClassVar[bool] = True  # outputs are classes that compete, or none; not labels or numbers
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
         return plan_images(self.planner_type(self.task), settings, device)
@@ -159,6 +160,7 @@ class WholeImageTraining(ImageTraining):
             preprocessing=preprocessing_of(plan.recipe, network),
             every=plan.settings.pictures,
             last=plan.recipe.schedule.epochs,
+            has_classes=self.has_classes,
             is_main=processes.is_main,
         )
 

@@ -104,6 +104,7 @@ class MultilabelTraining(WholeImageTraining):
     """A network with one output per label, evaluated by its scores for val."""
 
     planner_type = MultilabelPlanner
+    has_classes = False
     plugins = (*WholeImageTraining.plugins, "model", "transform", "batch_transform", "loss")
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:

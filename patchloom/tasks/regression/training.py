@@ -91,7 +91,9 @@ class RegressionPlanner(ImagePlanner):
             Choice(each.key, each.value, f"auto: {own[each.key][1]}") if each.key in own else each
             for each in resolved.choices
         ]
-        return replace(resolved, choices=choices)
+        images, numbers = len(opened.splits.train), len(opened.splits.classes)
+        source = f"Rules of thumb for {plural(images, 'image')} with {plural(numbers, 'number')}."
+        return replace(resolved, choices=choices, recipe=replace(resolved.recipe, source=source))
 
 
 class NumberJudge(ImageJudge):
@@ -116,6 +118,7 @@ class RegressionTraining(WholeImageTraining):
     """A network with one output per number, evaluated by its predictions for val."""
 
     planner_type = RegressionPlanner
+    has_classes = False
 
     def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
         """Plan a run; a number that never changes in the training images is an error."""

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ import patchloom
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.runs.calibration import FILE, read_calibration
 from patchloom.runs.predictions import load_predictions
+from patchloom.tasks.classification.report import _calibration_lines
 from patchloom.tasks.classification.serving import ClassifierServing
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_named
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import DataError, UsageError
+from tests.messages import missing
 from tests.reliability.commands import command
 
 COLORS = {"red": (200, 40, 40), "green": (40, 200, 40), "none": (60, 60, 60)}
@@ -148,6 +151,13 @@ def test_what_cannot_be_promised_is_refused_and_changes_nothing(run: Path) -> No
     with pytest.raises(DataError, match=r"0\.1 %"):
         patchloom.calibrate(run, max_error="0.1%", device="cpu")
     assert (run / FILE).read_bytes() == before
+
+
+def test_training_tells_what_a_promise_takes(run: Path) -> None:
+    patchloom.calibrate(run, max_rejected=0, device="cpu")  # no promise
+    plan = SimpleNamespace(folder=run, settings=SimpleNamespace(max_error="1%"))
+    *_, line = _calibration_lines(plan)
+    assert missing(line, 230, 300, "patchloom calibrate") == []  # of 450 images of val, 300 are tested
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from patchloom.runs.calibration import read_calibration
 from patchloom.runs.weights import read_weights
 from patchloom.serving.served_model import ServedModel, served_verbs
 from patchloom.tasks.multilabel.evaluation import LABELS
-from patchloom.tasks.multilabel.page import look_at_labels
 from patchloom.tasks.multilabel.run_files import FILE, THRESHOLDS, read_thresholds, read_val_labels
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import TASKS, task_named
@@ -210,7 +209,7 @@ def test_looks_name_the_true_labels_and_images_without_any(data, tmp_path):
     tags = {name: "" if place % 2 else "blue|red" for place, name in enumerate(rows)}
     (bare / "labels.csv").write_text("path,tags\n" + "\n".join(f"{name},{tags[name]}" for name in rows))
     run_training(settings(bare, tmp_path / "run", epochs=1))
-    named = look_at_labels(TASKS["multilabel"].model, tmp_path / "run", out=tmp_path / "look.html").looks
+    named = TASKS["multilabel"].report.look(tmp_path / "run", (), out=tmp_path / "look.html").looks
     truths = {Path(name).name: look.truth for name, _, look in named}
     assert truths == {name: "blue, red" if tags[name] else "none" for name in truths}
     assert "none" in truths.values()

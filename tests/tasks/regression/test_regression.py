@@ -17,9 +17,11 @@ from PIL import Image
 
 import patchloom
 from patchloom.engine import loop
+from patchloom.report.pictures import epoch_pictures
 from patchloom.report.pictures.explanations import class_map
 from patchloom.report.pictures.look import network_inputs
 from patchloom.runs.checkpoints import find_checkpoint, read_checkpoint
+from patchloom.runs.config import read_recipe
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.regression.model import Regressor
 from patchloom.tasks.regression.run_files import read_scale, read_val_numbers
@@ -73,6 +75,7 @@ def test_it_learns_numbers_and_keeps_their_scale(place) -> None:
     report = dict(read_val_numbers(place / "run").report)
     assert report["mae_light"] < scale.std[0] / 2
     assert report["r2"] > 0.5
+    assert "2 numbers" in read_recipe(place / "run").source
 
 
 def test_predictions_are_in_the_units_of_the_data(place, typed) -> None:
@@ -135,9 +138,20 @@ def test_maps_are_relative_to_the_mean_of_training(place, tmp_path) -> None:
             assert found.std() > 0
 
 
+def test_pictures_of_epochs_show_no_shares_of_numbers(place, tmp_path, monkeypatch) -> None:
+    drawn: list[Any] = []
+    pictures_of = epoch_pictures.pictures_of
+    monkeypatch.setattr(
+        epoch_pictures, "pictures_of", lambda *parts, **more: drawn.append(parts[1]) or pictures_of(*parts, **more)
+    )
+    train(place / "data" / "labels.csv", tmp_path / "run", label_column="light", epochs=1, pictures=1)
+    assert drawn == [None]
+    assert (tmp_path / "run" / "pictures" / "epoch_0001.png").is_file()
+
+
 @pytest.mark.parametrize("option", [{"top": 1}, {"threshold": 0.5}, {"sort_into": "sorted"}])
 def test_numbers_have_no_classes_to_choose(option, place) -> None:
-    with pytest.raises(UsageError, match=f"--{next(iter(option)).replace('_', '-')} .*numbers"):
+    with pytest.raises(UsageError, match=f"--{next(iter(option)).replace('_', '-')} .*classes"):
         patchloom.predict(place / "run", [place / "data" / "02.png"], **option)
 
 
