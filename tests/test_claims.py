@@ -17,6 +17,7 @@ from tools import results
 BENCHMARKS = results.ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # its scripts import each other by name
 import multi30k  # noqa: E402
+import paper_grafit  # noqa: E402
 import paper_pruning  # noqa: E402
 import paper_seeds  # noqa: E402
 import paper_speed  # noqa: E402
@@ -166,7 +167,8 @@ def committed() -> list[tuple[Claim, list[dict[str, str]]]]:
     """The claims of all tables, with the runs that test them."""
     files = {name: papers.csv_of(MEASURED, name) for name in TABLES}
     pairs = [(claim, papers.read(path)) for name, path in files.items() for claim in TABLES[name].claims]
-    for name, claims in (("pruning", paper_pruning.CLAIMS), ("multi30k", multi30k.CLAIMS)):
+    others = {"pruning": paper_pruning.CLAIMS, "multi30k": multi30k.CLAIMS, "grafit": paper_grafit.CLAIMS}
+    for name, claims in others.items():
         pairs += [(claim, papers.read(papers.csv_of(MEASURED, name))) for claim in claims]
     return pairs
 
