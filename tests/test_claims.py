@@ -15,7 +15,7 @@ from tests.messages import missing
 from tools import results
 
 BENCHMARKS = results.ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))  # its scripts import each other by name
+sys.path.append(str(BENCHMARKS))  # its scripts import each other by name
 import multi30k  # noqa: E402
 import paper_grafit  # noqa: E402
 import paper_pruning  # noqa: E402
