@@ -42,7 +42,7 @@ from patchloom.evaluation.agreement import token_cosines
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.intervals import student
 from patchloom.machine import cores
-from patchloom.report.charts import Point, scatter_chart, svg_file
+from patchloom.report.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.report.pictures.weights import has_patch_matrices, sparsity
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.plan import TrainingSettings
@@ -500,6 +500,18 @@ def in_order(table: Table, variants: Iterable[str]) -> list[str]:
     return sorted(variants, key=place)
 
 
+def by_share(table: Table, lines: Sequence[dict[str, str]]) -> list[Series]:
+    """Return a curve per network: mean top-1 over the share of the training images; none for other tables."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name, variant in table.variants.items():
+        values = by_seed(lines, name, "top1")
+        if values and "train_share" in variant.changes:
+            curves.setdefault(name.split(", ")[0], []).append(
+                (100 * variant.changes["train_share"], fmean(values.values()))
+            )
+    return [Series(name, sorted(points), color) for color, (name, points) in enumerate(curves.items())]
+
+
 def render(name: str, out: Path, charts: Path) -> str:
     """Write the chart of a table; return the table and its verdicts as Markdown."""
     table, lines = TABLES[name], read(csv_of(out, name))
@@ -516,6 +528,9 @@ def render(name: str, out: Path, charts: Path) -> str:
         chart = scatter_chart(
             points, x_label="published, ImageNet top-1, %", y_label="here, CIFAR-100 top-1, %", named=True
         )
+        (charts / f"measured_{name}.svg").write_text(svg_file(chart), "utf-8")
+    elif curves := by_share(table, lines):
+        chart = line_chart(curves, x_label="share of the training images, %", y_label="CIFAR-100 top-1, %")
         (charts / f"measured_{name}.svg").write_text(svg_file(chart), "utf-8")
     claims = ["| claim | verdict | differences, with the paired 95 % interval |", "|---|---|---|"]
     for claim in table.claims:

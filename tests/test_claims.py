@@ -15,8 +15,9 @@ from tests.messages import missing
 from tools import results
 
 BENCHMARKS = results.ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))  # its scripts import each other by name
+sys.path.append(str(BENCHMARKS))  # its scripts import each other by name
 import multi30k  # noqa: E402
+import paper_grafit  # noqa: E402
 import paper_pruning  # noqa: E402
 import paper_seeds  # noqa: E402
 import paper_speed  # noqa: E402
@@ -162,28 +163,23 @@ def test_the_order_of_networks_is_compared_by_pairs() -> None:
 CLAIMS = {claim["claim"]: claim for claims in results.claims().values() for claim in claims}
 
 
-def committed() -> list[tuple[Claim, list[dict[str, str]]]]:
-    """The claims of all tables, with the runs that test them."""
-    files = {name: papers.csv_of(MEASURED, name) for name in TABLES}
-    pairs = [(claim, papers.read(path)) for name, path in files.items() for claim in TABLES[name].claims]
-    for name, claims in (("pruning", paper_pruning.CLAIMS), ("multi30k", multi30k.CLAIMS)):
-        pairs += [(claim, papers.read(papers.csv_of(MEASURED, name))) for claim in claims]
-    return pairs
+def committed() -> dict[str, str]:
+    """Claim → the verdict of the runs that test it; a table for one CPU core gives way to the larger one."""
+    tables = sorted(TABLES, key=lambda name: not name.endswith("_small"))
+    claims = {name: TABLES[name].claims for name in tables}
+    claims |= {"pruning": paper_pruning.CLAIMS, "multi30k": multi30k.CLAIMS, "grafit": paper_grafit.CLAIMS}
+    verdicts: dict[str, str] = {}
+    for name, each in claims.items():
+        lines = papers.read(papers.csv_of(MEASURED, name))
+        judged = {claim.text: papers.judge(lines, claim)[0] for claim in each}
+        verdicts |= {text: verdict for text, verdict in judged.items() if verdict != "not tested"}
+    return verdicts
 
 
 def test_the_pages_state_the_verdicts_that_the_files_give() -> None:
-    found = 0
-    for claim, lines in committed():
-        verdict, _ = papers.judge(lines, claim)
-        if claim.text in CLAIMS and verdict != "not tested":
-            found += 1
-            assert CLAIMS[claim.text]["verdict"] == verdict, claim.text
-    assert found >= 20
-
-
-def test_every_verdict_of_the_files_is_on_a_page() -> None:
-    tested = {claim.text for claim, lines in committed() if papers.judge(lines, claim)[0] != "not tested"}
-    assert sorted(tested - set(CLAIMS)) == []
+    verdicts = committed()
+    assert len(verdicts) >= 25
+    assert {text: CLAIMS[text]["verdict"] for text in verdicts if text in CLAIMS} == verdicts
 
 
 def test_the_statistics_of_many_seeds_follow_from_the_file() -> None:
