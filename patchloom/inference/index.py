@@ -27,7 +27,7 @@ from patchloom.inference.index_files import FILE, IndexMetadata, StoredVectors, 
 from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
 from patchloom.report.notebook import first_names, html_card
-from patchloom.runs.locate import is_downloaded, is_on_hub
+from patchloom.runs.locate import holds, is_downloaded, is_on_hub
 from patchloom_runtime.errors import DataError, UsageError, at_least, nearest, with_near_options
 from patchloom_runtime.images.inputs import ImageLike, ImagesLike, is_single_image, items_of
 from patchloom_runtime.printable import printable
@@ -237,7 +237,10 @@ def open_index(
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)} (--images) does not exist; pass the folder of the images")
-    name, folder = os.fspath(folder), Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
+    name = os.fspath(folder)
+    if is_url(name) and not holds(name, [FILE]):
+        raise UsageError(f"{name} is not an index: it has no {FILE}")
+    folder = Mirror(name).pull() if is_url(name) else Path(name)
     about = read_about(folder)
     source = model or about.model
     if model is None and (is_on_hub(source) or is_url(source)):

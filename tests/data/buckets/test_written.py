@@ -74,7 +74,7 @@ def test_a_network_that_fails_during_the_run_does_not_end_it(bucket, tmp_path, c
     (folder.pull() / "a").write_bytes(b"1")
     uploader, push = Uploader(folder), Mirror.push
 
-    def fails(self: Mirror) -> None:
+    def fails(self: Mirror, **_: Any) -> None:
         raise BucketError("no connection")
 
     monkeypatch.setattr(Mirror, "push", fails)
@@ -188,3 +188,11 @@ def test_a_damaged_record_is_named(run, photos, tmp_path) -> None:
     record.write_bytes(record.read_bytes().replace(b'"rows": ', b'"rows": 1'))
     with refused(CheckpointError, record.name):
         patchloom.index(str(run), tmp_path / "shards", out=tmp_path / "index", device="cpu")
+
+
+def test_data_in_a_bucket_are_not_downloaded_as_a_run_or_an_index(bucket, shards) -> None:
+    bucket.proxy.reads.clear()
+    for use in (patchloom.load, patchloom.open_index, lambda url: patchloom.evaluate(url, url)):
+        with refused(UsageError, shards):
+            use(shards)
+    assert not [path for path in bucket.proxy.reads if path.partition("?")[0].endswith(".tar")]
