@@ -97,6 +97,17 @@ def test_an_artifact_in_a_bucket(bucket, run, photos) -> None:
     image = next(photos.rglob("*.jpg"))
     there, here = (patchloom.load(one).predict(image) for one in (f"{bucket.url}/models/a", run))
     assert there[0][0] == here[0][0]
+    assert len(patchloom.predict(f"{bucket.url}/models/a", [image])) == 1
+
+
+def test_a_run_in_a_bucket_is_evaluated(bucket, run, photos) -> None:
+    copy = Mirror(f"{bucket.url}/runs/a")
+    shutil.copytree(run, copy.folder)
+    copy.push()
+    shutil.rmtree(copy.folder)
+    there, here = (patchloom.evaluate(one, str(photos), device="cpu").values() for one in (f"{bucket.url}/runs/a", run))
+    assert list(there.values()) == list(here.values())
+    assert not (copy.folder / "checkpoints").exists()
 
 
 def test_shares_of_an_index_over_a_bad_network(bucket, run, shards, tmp_path, monkeypatch) -> None:
