@@ -190,6 +190,22 @@ def test_parts_of_changed_and_removed_shards(run, photos, tmp_path, monkeypatch)
     whole = patchloom.index(str(run), tmp_path / "shards", **options | {"out": tmp_path / "whole"})
     assert pruned.index.about.labels == whole.index.about.labels
     assert len(pruned.index) == len(whole.index)
+    pack(photos, out=tmp_path / "others")
+    both = patchloom.index(str(run), tmp_path / "others", **options)
+    assert len(both.index) == len(pruned.index) + 60
+    assert len(patchloom.index(str(run), tmp_path / "shards", prune=True, **options).index) == len(both.index)
+
+
+def test_levels_of_shards_are_those_of_a_taxonomy(run, photos, tmp_path) -> None:
+    pack(photos, out=tmp_path / "shards")
+    (tmp_path / "levels.csv").write_text("class,kind\n10,number\n9,number\nrose,flower\ntulip,flower\n")
+    reading = patchloom.Reading(taxonomy=tmp_path / "levels.csv")
+    options: dict[str, Any] = {"out": tmp_path / "index", "device": "cpu", "reading": reading}
+    built = patchloom.index(str(run), tmp_path / "shards", level="kind", **options)
+    assert built.index.labels == {"flower": 30, "number": 30}
+    query = next(photos.rglob("*.jpg"))
+    (result,) = patchloom.search(tmp_path / "index", [query], label="flower", top=60, device="cpu")
+    assert [hit.label for hit in result.hits] == ["flower"] * 30
 
 
 def test_a_damaged_record_is_named(run, photos, tmp_path) -> None:
