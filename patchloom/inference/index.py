@@ -308,7 +308,7 @@ def search(
 def _several(names: Names) -> tuple[str, ...]:
     if names is None:
         return ()
-    return tuple(map(os.fspath, [names] if isinstance(names, str | os.PathLike) else names))
+    return tuple(os.fspath(name) for name in ([names] if isinstance(names, str | os.PathLike) else names))
 
 
 def _list_queries(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[ListedFile]:
