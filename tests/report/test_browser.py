@@ -177,7 +177,7 @@ def test_long_names_of_many_classes_are_not_cut_off(
     page.close()
 
 
-@pytest.mark.parametrize("kind", ["report", "check"])
+@pytest.mark.parametrize("kind", ["report", "check", "comparison", "audit"])
 def test_a_page_can_be_printed(kind: str, page_of: Callable[[str, int], Path], browser: Any) -> None:
     pypdf = pytest.importorskip("pypdf", reason="pypdf is not installed")
     page = browser.new_page(color_scheme="dark")
