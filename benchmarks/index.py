@@ -7,7 +7,7 @@ python benchmarks/index.py                       # 1,000,000 × 256, 1,000 queri
 python benchmarks/index.py --spread 0.5          # around 10,000 centers, as features are
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --versions index lists
 
-The last one takes half an hour. In steps, with a folder that stays:
+The last one takes long. In steps, with a folder that stays:
 
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only build
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only index
