@@ -112,7 +112,7 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
         (one.name, "", ImageLook(Image.fromarray(transform(one.image)), scores, [], one.truth, scores.abstained))
         for one, scores in zip(named_images, predictions, strict=True)
     ]
-    title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
+    title = f"Predictions of {folder.name} on {plural(len(named), 'image')}"
     write_look_page(out, title, notes, [result.card(name) for name, _, result in named])
     return LookPage(out, named, notes)
 
