@@ -14,6 +14,7 @@ from patchloom.inference.classifier import load
 from patchloom.models.registry import create_model
 from patchloom.report.pictures.look import head_sheet, network_inputs
 from patchloom.runs.predictions import load_predictions
+from patchloom.tasks.export import export
 from patchloom.tasks.images.look_page import across, look_at, true_class
 from patchloom_runtime.errors import DataError, UsageError
 from tests.reliability.commands import command
@@ -46,6 +47,17 @@ def test_attention_has_a_map_per_head_of_own_images(trained: Path, tmp_path: Pat
     expected = head_sheet(network_inputs(classifier.model, classifier.preprocessing, [Image.open(paths[0])]))
     assert Image.open(io.BytesIO(base64.b64decode(sheet[1]))).tobytes() == expected.tobytes()
     assert 'id="heads"' not in mlp.path.read_text("utf-8")
+
+
+def test_an_artifact_is_looked_at_without_maps(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    export(str(trained / "vit"), out=str(tmp_path / "artifact"))
+    page = look_at(str(tmp_path / "artifact"), [str(trained / "data" / "red" / "0.png")], out=tmp_path / "look.html")
+    ((name, _, one),) = page.looks
+    (expected,) = load(trained / "vit", device="cpu").predict_files([name], top=2)
+    assert [label for label, _ in one.answers] == [label for label, _ in expected.answers]
+    assert one.maps == []
+    assert re.search(r"<h1>[^<]*artifact[^<]*\b1\b", page.path.read_text("utf-8"))
 
 
 def test_without_images_the_most_confident_mistakes_come_first(run, tmp_path: Path) -> None:
