@@ -7,7 +7,7 @@ python benchmarks/index.py                       # 1,000,000 × 256, 1,000 queri
 python benchmarks/index.py --spread 0.5          # around 10,000 centers, as features are
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --versions index lists
 
-The last one takes long. In steps, with a folder that stays:
+The last one takes long. With `--folder DIR` its vectors and lists stay, and are used by the next command. In steps:
 
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only build
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only index
@@ -17,11 +17,16 @@ python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+
+# Threads that wait for others sleep: their waiting is no work, and on shared cores most of the processor's seconds.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
@@ -52,7 +57,7 @@ parser.add_argument("--spread", type=float, help="vectors around 10,000 centers,
 parser.add_argument("--probes", type=int, default=64, help="lists that a query of ivf is compared with")
 parser.add_argument("--versions", nargs="+", default=["index", "plain", "flat", "lists"], help="also: ivf hnsw usearch")
 parser.add_argument("--only", help="one version, for its memory")
-parser.add_argument("--folder", type=Path, help="with --only, that of the vectors; else where a temporary one is made")
+parser.add_argument("--folder", type=Path, help="of the vectors and lists, which stay there")
 options = parser.parse_args()
 torch.set_num_threads(options.threads)
 
@@ -195,9 +200,10 @@ if options.only:
     numbers["peak_mem_mib"] = peak_mib()
     print(json.dumps(numbers))
 else:
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for name in ("build", *options.versions):
-            line = [sys.executable, *sys.argv, "--only", name, "--folder", folder]
+    with tempfile.TemporaryDirectory() if options.folder is None else nullcontext(options.folder) as folder:
+        built = (Path(folder) / "index.json").exists()
+        for name in (*(() if built else ("build",)), *options.versions):
+            line = [sys.executable, *sys.argv, "--only", name, "--folder", str(folder)]
             done = subprocess.run(line, capture_output=True, text=True)
             printed = done.stdout or done.stderr.strip().splitlines()[-1]
             print(f"{name:7} {printed.strip()}", flush=True)

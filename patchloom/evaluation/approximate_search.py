@@ -10,26 +10,30 @@ Letters: Q queries, N vectors, M candidates per query, C channels, L lists.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from patchloom.evaluation.exact_search import VectorStore, exact_nearest, rank
+from patchloom.evaluation.exact_search import VectorStore, exact_nearest, product_error, rank
 from patchloom_runtime.errors import UsageError
 
 LEARNED_FROM = 39  # training vectors per list for k-means, as many as faiss recommends
 ITERATIONS = 10  # of k-means
 QUERY_BITS = 8  # per channel of a query, for comparing it with codes
-QUERIES_AT_ONCE = 64
+# A search of many queries at once enters each parallel loop once: on shared cores, waiting in it costs more than work.
+QUERIES_AT_ONCE = 256
+VECTORS_AT_ONCE = 1 << 14  # candidates that are scored at once: 24 MiB of 384 channels
 PROVABLE = 2048  # vectors that may be scored for a proof
-SLACK = 1e-4  # radians; more than the float32 error of an angle between a vector and a centroid
-# Settings from fast to thorough; the first that reaches the wanted recall is used.
-LADDER = ((16, 100), (32, 200), (64, 400), (128, 800), (256, 1600), (512, 3200))
-WANTED_RECALL, RECALL_TOP, RECALL_QUERIES = 0.99, 10, 64
+PROBES = (4, 8, 16, 32, 64, 128, 256, 512)
+CANDIDATES = (50, 100, 200, 400, 800, 1600, 3200)
+CODES_PER_CANDIDATE = 50  # codes that are compared in the time of scoring one candidate
+WANTED_RECALL, RECALL_TOP, RECALL_QUERIES = 0.99, 10, 512
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ class Lists:
         if least.shape != (len(centroids),) or least.dtype != np.float32:
             raise ValueError(f"{radii.name} does not belong to {codes.name}")
         self._centroids = torch.from_numpy(centroids)  # (L, C)
-        self._radii = torch.from_numpy(least).double().clamp(-1, 1).acos() + SLACK  # (L,)
+        self._error = product_error(centroids.shape[1])
+        self._radii = (torch.from_numpy(least).double() - self._error).clamp(-1, 1).acos()  # (L,)
         invlists = self._index.invlists
         self._sizes = torch.tensor([invlists.list_size(at) for at in range(self._index.nlist)])
 
@@ -111,16 +116,28 @@ class Lists:
         _, rows = self._index.search(queries.numpy(), count, params=settings)
         return torch.from_numpy(rows)
 
-    def possible_rows(self, query: Tensor, floor: float) -> Tensor | None:
-        """Return the rows of all lists that may hold a cosine of at least `floor`, or None if these are too many."""
-        angles = (self._centroids @ query).double().clamp(-1, 1).acos()
-        closest = (angles - self._radii - SLACK).clamp(min=0)  # no member of the list is at a smaller angle
-        possible = torch.nonzero((closest.cos() >= floor) & (self._sizes > 0))[:, 0].tolist()
-        if int(self._sizes[possible].sum()) > PROVABLE:
-            return None
+    def mean_size(self) -> float:
+        """Return the mean number of vectors per list."""
+        return self._sizes.double().mean().item()
+
+    def possible_rows(self, queries: Tensor, floors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows (P, M) of all lists that may hold a cosine of at least `floors` (Q,); −1 for none.
+
+        Returns first which P queries these are (P,): those with few enough rows.
+        """
+        reach = (floors.double() - self._error).clamp(-1, 1).acos()
+        # A list can only hold a vector within `reach` if its centroid is no farther than that and its radius.
+        farthest = (reach[:, None] + self._radii).clamp(max=math.pi).cos() - self._error
+        possible = (queries @ self._centroids.T >= farthest) & (self._sizes > 0)
+        few = torch.nonzero((possible * self._sizes).sum(dim=1) <= PROVABLE)[:, 0]
+        return few, pad_sequence([self._rows(lists) for lists in possible[few]] or [_NONE], True, -1)[: len(few)]
+
+    def _rows(self, lists: Tensor) -> Tensor:
+        """Return the rows of lists (L,) bool."""
         invlists = self._index.invlists
-        rows = [self._faiss.rev_swig_ptr(invlists.get_ids(at), int(self._sizes[at])).copy() for at in possible]
-        return torch.from_numpy(np.concatenate(rows)) if rows else torch.empty(0, dtype=torch.int64)
+        chosen = torch.nonzero(lists)[:, 0].tolist()
+        rows = [self._faiss.rev_swig_ptr(invlists.get_ids(at), int(self._sizes[at])).copy() for at in chosen]
+        return torch.from_numpy(np.concatenate(rows)) if rows else _NONE
 
 
 @dataclass(frozen=True)
@@ -139,23 +156,29 @@ class ListedVectors:
         return Nearest(*map(torch.cat, zip(*parts, strict=True)))
 
     def _nearest(self, queries: Tensor, k: int, settings: ListSettings) -> Nearest:
-        count = max(settings.candidates, 4 * k)
         later = self._nearest_later(queries, k)
-        listed = self._positions(self.lists.candidates(queries, count, settings.probes))
-        scores, positions = rank(self.vectors, queries, torch.cat([listed, later], dim=1), k)
-        proven = torch.zeros(len(queries), dtype=torch.bool)
-        for at, query in enumerate(queries):
-            rows = self.lists.possible_rows(query, float(scores[at, -1]))
-            if rows is not None:
-                possible = torch.cat([self._positions(rows), later[at], positions[at]]).unique()[None]
-                one_score, one_position = rank(self.vectors, query[None], possible, k)
-                scores[at, : one_score.shape[1]], positions[at, : one_position.shape[1]] = one_score, one_position
-                proven[at] = True
-        return Nearest(scores, positions, proven)
+        listed = self.candidates(queries, max(settings.candidates, 4 * k), settings.probes)
+        scores, positions = self._rank(queries, torch.cat([listed, later], dim=1), k)
+        few, rows = self.lists.possible_rows(queries, scores[:, -1])
+        if len(few):
+            possible = torch.cat([self._positions(rows), later[few], positions[few]], dim=1).sort(dim=1).values
+            possible[:, 1:][possible[:, 1:] == possible[:, :-1]] = -1  # count none twice
+            scores[few], positions[few] = self._rank(queries[few], possible, k)
+        return Nearest(scores, positions, torch.zeros(len(queries), dtype=torch.bool).index_fill(0, few, True))
+
+    def candidates(self, queries: Tensor, count: int, probes: int) -> Tensor:
+        """Return the positions (Q, count) with the most similar codes in the `probes` nearest lists; −1 for none."""
+        return self._positions(self.lists.candidates(queries, count, probes))
+
+    def _rank(self, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        at_once = max(1, VECTORS_AT_ONCE // positions.shape[1])
+        pairs = zip(queries.split(at_once), positions.split(at_once), strict=True)
+        scores, ranked = zip(*(rank(self.vectors, some, of_some, k) for some, of_some in pairs), strict=True)
+        return torch.cat(scores), torch.cat(ranked)
 
     def _nearest_later(self, queries: Tensor, k: int) -> Tensor:
         if self.later is None or not len(self.later):
-            return torch.empty(len(queries), 0, dtype=torch.int64)
+            return _NONE.expand(len(queries), 0)
         return exact_nearest(self.later, queries, k)[1] + len(self.vectors) - len(self.later)
 
     def _positions(self, rows: Tensor) -> Tensor:
@@ -171,22 +194,36 @@ def measure_recall(results: Tensor, expected: Tensor) -> float:
 
 
 def choose_settings(stored: ListedVectors) -> ListSettings:
-    """Return the quickest settings that reach `WANTED_RECALL`, measured with stored vectors, else the best ones.
+    """Return the quickest settings that reach `WANTED_RECALL` with half of some stored vectors, else the best ones.
 
+    The recall that is stated is measured with the other half.
     A stored vector is its own nearest neighbor and easy to find, so it does not count.
     """
     sample = torch.linspace(0, len(stored.vectors) - 1, min(RECALL_QUERIES, len(stored.vectors))).long()
     queries, top = stored.vectors.rows(sample), RECALL_TOP + 1
     expected = _other_than(exact_nearest(stored.vectors, queries, top)[1], sample)
-    best = ListSettings(0, 0, -1.0, 0)
-    for probes, candidates in LADDER:
-        tried = ListSettings(probes, candidates, 0.0, len(queries))
-        positions = _other_than(stored.nearest(queries, top, tried).positions, sample)
-        recall = measure_recall(positions, expected)
-        if recall > best.recall:
-            best = ListSettings(probes, candidates, recall, len(queries))
-        if recall >= WANTED_RECALL:
+    probes, candidates = _quickest(stored, queries[::2], expected[::2])
+    held_out = slice(len(sample) > 1, None, 2)
+    tried = ListSettings(probes, candidates, 0.0, len(sample[held_out]))
+    positions = _other_than(stored.nearest(queries[held_out], top, tried).positions, sample[held_out])
+    return replace(tried, recall=measure_recall(positions, expected[held_out]))
+
+
+def _quickest(stored: ListedVectors, queries: Tensor, expected: Tensor) -> tuple[int, int]:
+    """Return the probes and candidates with the least work that reach `WANTED_RECALL`, else the highest recall."""
+    most_recall, least_work = 0.0, math.inf
+    best = PROBES[0], CANDIDATES[0]
+    for probes in PROBES:
+        codes = probes * stored.lists.mean_size()
+        if codes >= least_work:
             break
+        positions = stored.candidates(queries, CANDIDATES[-1], probes)
+        for candidates in CANDIDATES:
+            recall = min(measure_recall(positions[:, :candidates], expected), WANTED_RECALL)
+            work = codes + CODES_PER_CANDIDATE * candidates
+            if recall > most_recall or (recall == WANTED_RECALL and work < least_work):
+                most_recall, best = recall, (probes, candidates)
+                least_work = work if recall == WANTED_RECALL else math.inf
     return best
 
 

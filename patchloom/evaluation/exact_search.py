@@ -106,8 +106,7 @@ def exact_nearest(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor
 
 def _exact(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     cosines, positions = _candidates(vectors, queries, min(k + SPARE, len(vectors)))
-    # A float32 product of unit vectors is off by less than C·2⁻²⁴, so nothing below `floor` is among the k best.
-    floor = cosines[:, k - 1] - 2 * (queries.shape[1] + 8) * 2**-24
+    floor = cosines[:, k - 1] - 2 * product_error(queries.shape[1])  # nothing below is among the k best
     scores, ranked = rank(vectors, queries, positions, k)
     if cosines.shape[1] < len(vectors):
         for query in torch.nonzero(cosines[:, -1] >= floor)[:, 0].tolist():
@@ -156,13 +155,23 @@ def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return better, places
 
 
+def product_error(channels: int) -> float:
+    """Return an upper bound of the error of a float32 product of unit vectors (C,)."""
+    return (channels + 8) * 2**-24
+
+
 def rank(vectors: VectorStore, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return scores and positions of the k best of candidates (Q, M); position −1 means none and sorts last."""
+    k = min(k, positions.shape[1])
     positions = positions.sort(dim=1).values
     shape = (*positions.shape, queries.shape[1])
     candidates = vectors.rows(positions.clamp(min=0).flatten()).view(shape)
-    scores = torch.einsum("qmc,qc->qm", candidates.double(), queries.double()).float()
-    scores = scores.masked_fill(positions < 0, -math.inf)
+    products = torch.bmm(candidates, queries[:, :, None])[:, :, 0].masked_fill(positions < 0, -math.inf)
+    # Only those that may be among the k best are summed in float64, which takes longer than reading all.
+    floor = products.topk(k, dim=1).values[:, -1:] - 2 * product_error(queries.shape[1])
+    query, place = ((products >= floor) & (positions >= 0)).nonzero(as_tuple=True)
+    scores = torch.full_like(products, -math.inf)
+    scores[query, place] = (candidates[query, place].double() * queries[query].double()).sum(dim=1).float()
     # Stable: equal scores stay in the order of their positions.
     chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
     return scores.gather(1, chosen), positions.gather(1, chosen)

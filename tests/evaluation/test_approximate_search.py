@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchloom.evaluation import approximate_search
 from patchloom.evaluation.approximate_search import (
     ListedVectors,
     Lists,
@@ -96,6 +97,20 @@ def test_settings_are_the_quickest_that_reach_the_recall(tmp_path: Path) -> None
     assert easy.recall >= 0.99
     assert hard.recall >= 0.99
     assert easy.probes < hard.probes
+
+
+def test_stated_recall_is_that_of_vectors_the_settings_were_not_chosen_with(tmp_path: Path, monkeypatch) -> None:
+    vectors = torch.stack([clustered(300, 10, 0.05), unit(3000, seed=3)], dim=1).flatten(0, 1)
+    monkeypatch.setattr(approximate_search, "RECALL_QUERIES", len(vectors))
+    stored = InMemory(vectors, 512)
+    listed = ListedVectors(stored, lists_of(vectors, tmp_path), NONE)
+    settings = choose_settings(listed)
+    scattered = torch.arange(1, len(vectors), 2)
+    positions = listed.nearest(vectors[scattered], 11, settings).positions
+    expected = exact_nearest(stored, vectors[scattered], 11)[1]
+    assert settings.queries == len(scattered)
+    assert settings.recall == pytest.approx(measure_recall(positions[:, 1:], expected[:, 1:]))
+    assert settings.recall < 0.9
 
 
 def test_recall_counts_positions_in_any_order() -> None:
