@@ -28,7 +28,7 @@ HALF_SHARED = 0.5**0.5  # a correlation of less explains less than half of the v
 def interval(statistic: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float]:
     """Return the bootstrap interval of a statistic of the seeds with these indices."""
     weights = bootstrap_weights(seeds).astype(int)
-    return central(np.array([statistic(np.repeat(np.arange(seeds), drawn)) for drawn in weights]), 0.95)
+    return central(np.array([statistic(np.repeat(np.arange(seeds), drawn)) for drawn in weights]))
 
 
 def verdict(low: float, high: float, least: float, most: float) -> str:

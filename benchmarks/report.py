@@ -61,7 +61,7 @@ def make_run(folder: Path, data: Path, classes: int) -> None:
     names = splits.classes.names
     preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
     folder.mkdir()
-    write_run_files(folder, network, preprocessing, get_recipe("small_images"), names)
+    write_run_files(folder, network, preprocessing, get_recipe("small_images"), names, task="classification")
     save_weights(folder, dict(network.state_dict()), {"weights": "model", "step": 0})
     rng = np.random.default_rng(0)
     labels = np.asarray(splits.val.labels)

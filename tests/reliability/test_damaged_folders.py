@@ -736,7 +736,7 @@ def test_too_few_open_files_are_one_line(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_shows_what_would_turn_its_text() -> None:
-    shown = render("look.html.j2", title="a\u202eb\x1b<\ud800", notes=["\u2066"], looks=[], summary="")
+    shown = render("look.html.j2", title="a\u202eb\x1b<\ud800", notes=["\u2066"], looks=[], summary="", heads=None)
     assert r"a\u202eb\x1b&lt;\ud800" in shown
     assert r"\u2066" in shown
     assert shown.encode()

@@ -105,5 +105,5 @@ def test_a_foreign_vocabulary_with_other_numbers_is_refused():
 
 def test_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(UsageError, match=r"pip install 'patchloom\[translate\]'"):
+    with pytest.raises(UsageError, match=r"patchloom\[translate\]"):
         Vocabulary.train(["a"], 300)
