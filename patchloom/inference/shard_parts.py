@@ -40,7 +40,7 @@ from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.untrusted import check_shape, own_sha256, parse_json, read_plain
 
 FORMAT = 1
-PART_FILE = re.compile(r"(shard|part)-.+\.(json|npy)")
+PART_FILE = re.compile(r"shard-.+-[0-9a-f]{16}\.json|part-.+-[0-9a-f]{16}-[0-9a-f]{8}\.(json|npy)")
 _RECORD = re.compile(r"shard-(.+)\.json")
 _SHAPE = {
     "format": int,

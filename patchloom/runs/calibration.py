@@ -82,7 +82,13 @@ def read_calibration(folder: Path) -> RunCalibration:
             raise ValueError("it counts images below 0")
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}. Fit it again: patchloom calibrate {folder}") from error
-    if values["weights"] != stored_digest(folder):
+    digest = stored_digest(folder)
+    if values["weights"] and not digest:
+        raise CheckpointError(
+            f"{path} names the weights it was fitted to, and weights.safetensors has no checksum to compare. Fit it "
+            f"again: patchloom calibrate {folder}"
+        )
+    if values["weights"] != digest:
         return RunCalibration()
     features = _read_features(folder, rules.distance.stored) if rules.distance else None
     return RunCalibration(rules, values["images"], fit=fit, features=features, **measured)

@@ -22,6 +22,7 @@ from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import check_shape, open_no_link, open_plain, parse_json, read_plain
 
 METRICS = "metrics.jsonl"
+_START = b'{"'  # of every line
 MOST_BYTES, MOST_OF_LINE = 1 << 28, 1 << 20  # a year of training writes less
 _SHAPE = {
     "step?": int,
@@ -142,7 +143,9 @@ def damaged_lines(path: Path) -> list[int]:
             damaged.append(number)
         before = record.get("crc32") if record else None
     # A killed writer leaves the start of a line, never a whole line with another last character.
-    return [*damaged, len(whole) + 1] if _record(last) is None and _record(last[:-1]) is not None else damaged
+    is_start = _START.startswith(last[: len(_START)])
+    is_whole = _record(last) is None and _record(last[:-1]) is not None
+    return [*damaged, len(whole) + 1] if is_whole or not is_start else damaged
 
 
 def metrics_fault(folder: Path) -> str:

@@ -397,6 +397,15 @@ def test_folders_that_are_not_an_index_are_refused(trained: Path, tmp_path: Path
         index(str(trained / "a"), [tmp_path / "empty"], out=tmp_path / "index", device="cpu")
 
 
+def test_an_index_without_its_list_is_not_begun_again(built: BuildSummary, trained: Path) -> None:
+    folder = built.index.folder
+    (folder / "index.json").unlink()
+    before = sorted(folder.iterdir())
+    with pytest.raises(UsageError, match=r"index\.json"):
+        index(str(trained / "a"), [trained / "data"], out=folder, device="cpu")
+    assert sorted(folder.iterdir()) == before
+
+
 def test_beyond_a_million_faiss_is_wanted_before_the_work(trained: Path, tmp_path: Path, monkeypatch, embedded) -> None:
     monkeypatch.setattr(indexing, "EXACT_UP_TO", 50)
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)

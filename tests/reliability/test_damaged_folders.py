@@ -241,10 +241,12 @@ def test_metrics_of_another_shape_are_left_out(run: Path, tmp_path: Path) -> Non
         (lambda lines: [lines[0].replace(b"elapsed", b"elapsee"), *lines[1:]], [1]),
         (lambda lines: [lines[0].replace(b'"time"', b'"x"'), *lines[1:]], [1]),
         (lambda lines: [lines[0].replace(b'"crc32"', b'"x"'), *lines[1:]], [1]),
+        (lambda lines: [*lines, b"\x07 no record"], [7]),
         (lambda lines: lines[:-1], []),
         (lambda lines: lines[:0], []),
     ],
-    ids=["lost", "repeated", "moved", "first lost", "time", "no time", "no checksum", "last lost", "all lost"],
+    ids=["lost", "repeated", "moved", "first lost", "time", "no time", "no checksum", "other bytes", "last lost",
+         "all lost"],
 )  # fmt: skip
 def test_lines_of_the_metrics_that_are_lost_or_moved_are_told(
     run: Path, text: Path, change: Callable[[list[bytes]], list[bytes]], damaged: list[int]

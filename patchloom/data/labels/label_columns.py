@@ -95,7 +95,8 @@ def understand(table: Table, label_column: str | None) -> ColumnMeanings:
         chosen = _only(table, rest, kinds) if chosen is None else chosen
         lists = _label_lists(table.column(chosen))
         labels, several = [names[0] if names else "" for names in lists], sum(len(names) > 1 for names in lists)
-        description, numbers, uneven = f"column {table.name(chosen)}", _are_numbers(labels), several
+        # A list of one number, such as "|8", is a label.
+        description, numbers, uneven = f"column {table.name(chosen)}", _are_numbers(table.column(chosen)), several
         if several:
             targets = labels_of_lists(lists, table.title)
         elif numbers:

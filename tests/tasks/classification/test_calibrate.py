@@ -9,18 +9,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load, save
 
 import patchloom
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.runs.calibration import FILE, read_calibration
 from patchloom.runs.predictions import load_predictions
+from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.classification.report import _calibration_lines
 from patchloom.tasks.classification.serving import ClassifierServing
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_named
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.messages import missing
 from tests.reliability.commands import command
 
@@ -144,6 +146,13 @@ def test_calibrating_again_replaces_the_rules(run: Path) -> None:
     assert (rules.promise, rules.distance, rules.negatives) == (None, None, ())
     assert rules == result.calibration.rules
     assert load_predictions(run).report.temperature == rules.temperature
+
+
+def test_a_calibration_of_weights_without_a_checksum_is_not_dropped(run: Path) -> None:
+    weights = run / WEIGHTS
+    weights.write_bytes(save(load(weights.read_bytes())))  # without the header
+    with pytest.raises(CheckpointError, match="calibrate"):
+        read_calibration(run)
 
 
 def test_what_cannot_be_promised_is_refused_and_changes_nothing(run: Path) -> None:
