@@ -30,8 +30,9 @@ QUERIES_AT_ONCE = 256
 VECTORS_AT_ONCE = 1 << 14  # candidates that are scored at once: 24 MiB of 384 channels
 PROVABLE = 2048  # vectors that may be scored for a proof
 PROBES = (4, 8, 16, 32, 64, 128, 256, 512)
-CANDIDATES = (50, 100, 200, 400, 800, 1600, 3200)
-CODES_PER_CANDIDATE = 50  # codes that are compared in the time of scoring one candidate
+CANDIDATES = (50, 70, 100, 140, 200, 280, 400, 560, 800, 1120, 1600, 2240, 3200)
+# Codes that are compared in the time of scoring one candidate: 35 if it is in memory, 1,000 if it is on a disk.
+CODES_PER_CANDIDATE = 200
 WANTED_RECALL, RECALL_TOP, RECALL_QUERIES = 0.99, 10, 512
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -18,6 +18,7 @@ stay valid: dropped rows are skipped, and parts that were added later are compar
 import hashlib
 import io
 import json
+import mmap
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -247,7 +248,7 @@ class StoredVectors:
     def __init__(self, folder: Path, about: IndexMetadata) -> None:
         self.folder, self.about = folder, about
         self._verified: set[str] = set()  # names of files whose checksums were compared
-        self._mapped: dict[str, Tensor] = {}  # part → its vectors, in the file
+        self._mapped: dict[str, np.ndarray] = {}  # part → its vectors, in the file
 
     def __len__(self) -> int:
         return len(self.about)
@@ -261,7 +262,7 @@ class StoredVectors:
         vectors = np.empty((len(positions), self.about.dimension), np.float32)
         for part, chosen, inside in self._by_part(positions):
             rows = part.valid_rows()[inside.numpy()] if part.dropped else inside.numpy()
-            vectors[chosen.numpy()] = self.all_rows(part).numpy()[rows]
+            vectors[chosen.numpy()] = self._opened(part, few=True)[rows]
         return torch.from_numpy(vectors)
 
     def row(self, part: IndexPart, number: int) -> Tensor:
@@ -366,11 +367,18 @@ class StoredVectors:
 
     def all_rows(self, part: IndexPart) -> Tensor:
         """Return the vectors (rows, C) of a part, including dropped ones."""
+        return torch.from_numpy(self._opened(part, few=False))
+
+    def _opened(self, part: IndexPart, *, few: bool) -> np.ndarray:
+        """Return the vectors of a part to read all or a few of them, without what is around these on the disk."""
         if part.name not in self._mapped:
             self._mapped[part.name] = self._map(part)
-        return self._mapped[part.name]
+        vectors = self._mapped[part.name]
+        if isinstance(vectors.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):  # not on Windows
+            vectors.base.madvise(mmap.MADV_RANDOM if few else mmap.MADV_NORMAL)
+        return vectors
 
-    def _map(self, part: IndexPart) -> Tensor:
+    def _map(self, part: IndexPart) -> np.ndarray:
         path = self.folder / f"{part.name}.npy"
         self._compare(path, part.vectors_sha256, part.rows * self.about.dimension * 4 + _HEADER)
         # Copy-on-write, though nothing writes: torch warns of read-only memory.
@@ -381,7 +389,7 @@ class StoredVectors:
         expected = (part.rows, self.about.dimension)
         is_right = isinstance(vectors, np.ndarray) and vectors.shape == expected and vectors.dtype == np.float32
         self._refuse_unless(is_right, path, f"{vectors.shape} {vectors.dtype}", f"{expected} float32")
-        return torch.from_numpy(vectors)
+        return vectors
 
     def _refuse_unless(self, is_right: bool, path: Path, actual: str, expected: str) -> None:
         if not is_right:
