@@ -52,8 +52,10 @@ def _calibration_lines(plan: Any) -> Iterator[str]:
     if calibration.fit and not calibration.fit.helps:
         yield calibration.temperature_in_words
     elif before and after:
-        errors = f"{before.calibration_error:.1f} % → {after.calibration_error:.1f} %"
-        yield f"calibrated with temperature {calibration.rules.temperature:.3g}: calibration error {errors}"
+        errors = f"calibration error {before.calibration_error:.1f} % → {after.calibration_error:.1f} %"
+        fit = calibration.fit
+        losses = f"held-out loss {fit.loss_without:.4g} → {fit.loss_with:.4g}, " if fit else ""
+        yield f"calibrated with temperature {calibration.rules.temperature:.3g}: {losses}{errors}"
     if promise:
         yield promise.in_words()
     elif max_error is not None:

@@ -68,7 +68,10 @@ def test_training_fits_the_temperature_and_the_promise(root: Path) -> None:
     assert calibration.rules.promise is not None
     assert calibration.rules.promise.max_error == 0.1
     assert calibration.rules.negatives == ("none",)
-    assert re.search(r"(?<![\d.])10 %", (root / "lines.txt").read_text())
+    lines = (root / "lines.txt").read_text()
+    assert re.search(r"(?<![\d.])10 %", lines)
+    assert calibration.fit is not None
+    assert f"{calibration.fit.loss_without:.4g} → {calibration.fit.loss_with:.4g}" in lines
     report = (root / "run" / "report.html").read_text()
     assert "Before calibration" in report
     assert f"{calibration.before.calibration_error:.2f} %" in report
