@@ -143,9 +143,10 @@ def damaged_lines(path: Path) -> list[int]:
             damaged.append(number)
         before = record.get("crc32") if record else None
     # A killed writer leaves the start of a line, never a whole line with another last character.
-    is_start = _START.startswith(last[: len(_START)])
-    is_whole = _record(last) is None and _record(last[:-1]) is not None
-    return [*damaged, len(whole) + 1] if is_whole or not is_start else damaged
+    # A power cut leaves zeros in place of what was not yet on the disk.
+    is_start = _START.startswith(last.rstrip(b"\0")[: len(_START)])
+    is_altered = _record(last) is None and _record(last[:-1]) is not None
+    return [*damaged, len(whole) + 1] if is_altered or not is_start else damaged
 
 
 def metrics_fault(folder: Path) -> str:
