@@ -36,6 +36,7 @@ MOST_IMAGES = 64  # that are extrapolated to a batch
 GROWTH = 4
 REPORT_S = 4.0  # writing weights, metrics and the report at the end of a run, without the last evaluation
 
+A_MINUTE_S = 60.0
 LATEST = 1.05  # share of the time budget at which a run stops, saves and reports even if its schedule is not complete
 LONGEST_EPOCHS = 300  # that auto plans; published trainings from scratch are about as long
 MEASURING_SHARE = 0.1  # of the time budget
@@ -216,6 +217,13 @@ def times_text(run: Run, measured: StepTimes, unit: str = "images") -> str:
         f"time       about {duration(measured.total_s(run))} for {steps:,} steps{evaluating} "
         f"(measured on {measured.on}: {measured.speed} {unit}/s{memory})"
     )
+
+
+def length_lines(plan: Plan, seconds: float) -> list[str]:
+    """Return what a run without `--time` will take, if that is more than a minute."""
+    if plan.time_s or not A_MINUTE_S <= seconds < A_DAY_S:
+        return takes_days(plan, seconds)
+    return [f"time       about {duration(seconds)} and evaluations; --time 10m fits the run into ten minutes"]
 
 
 def takes_days(plan: Plan, seconds: float) -> list[str]:

@@ -218,3 +218,12 @@ def test_a_run_of_days_is_said_before_it_begins(tmp_path, monkeypatch) -> None:
     said: list[str] = []
     run_training(settings(tmp_path / "a", recipe="small_images", epochs=1), say=said.append)
     assert any(all(fact in line for fact in ("note: ", "2.0 days", "--fit", "--time 8h")) for line in said)
+
+
+@pytest.mark.parametrize(("given", "is_said"), [({}, True), ({"time": "10m"}, False)])
+def test_a_run_of_minutes_says_so_unless_its_time_is_given(given, is_said, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(timing, "seconds_per_image", lambda _: 10.0)
+    monkeypatch.setattr(timing, "LONGEST_EPOCHS", 1)
+    said: list[str] = []
+    run_training(settings(tmp_path / "a", **({"epochs": 1} if not given else given)), say=said.append)
+    assert any(line.startswith("time ") and "--time 10m" in line for line in said) == is_said
