@@ -11,7 +11,7 @@ earlier versions wrote JSON for shards too.
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from patchloom_runtime.errors import UsageError
 from patchloom_runtime.untrusted import MOST_BYTES, check_shape, open_plain, parse_json, read_plain
 
 GROUP_ROWS = 1024  # of parquet, read at once
-_MAX_GROUP_ROWS = 1 << 20
 _ROW = {"path": str, "label": str, "size": int, "changed_ns": int}
 
 
@@ -49,7 +48,7 @@ def encode_rows(rows: Sequence[IndexRow], *, parquet: bool) -> bytes:
         packed,
         row_group_size=GROUP_ROWS,
         compression="zstd",
-        use_dictionary=False,  # so that a reader can refuse columns that expand
+        use_dictionary=["label"],
         write_statistics=False,
         store_schema=False,
     )
@@ -67,8 +66,8 @@ def read_rows(path: Path, count: int, wanted: np.ndarray | None = None) -> list[
         return rows if wanted is None else [rows[number] for number in wanted.tolist()]
     pyarrow = import_parquet(str(path))
     try:
-        with open_plain(path) as file, pyarrow.parquet.ParquetFile(file) as table:
-            return list(_read_groups(pyarrow, table, count, wanted))
+        with open_plain(path) as file, pyarrow.parquet.ParquetFile(file, read_dictionary=["path", "label"]) as table:
+            return list(_read_groups(table, _schema(pyarrow, read=True), count, wanted))
     except PARQUET_FAULTS as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -96,32 +95,34 @@ def _parse_rows(data: bytes) -> list[IndexRow]:
     return list(map(IndexRow._make, rows))
 
 
-def _read_groups(pyarrow: Any, table: Any, count: int, wanted: np.ndarray | None) -> Iterable[IndexRow]:
-    if not table.schema_arrow.equals(_schema(pyarrow)):
+def _read_groups(table: Any, schema: Any, count: int, wanted: np.ndarray | None) -> Iterator[IndexRow]:
+    if not table.schema_arrow.equals(schema):
         raise ValueError(f"its columns are not {', '.join(f'{name} ({kind.__name__})' for name, kind in _ROW.items())}")
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-    starts = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
-    _check_count(int(starts[-1]), count)
+    sizes = [group.num_rows for group in groups]
+    if min(sizes, default=0) < 0 or sum(sizes) != count:
+        raise ValueError(f"its groups have {sum(sizes):,} rows, expected {count:,}")
+    starts = np.cumsum([0, *sizes])
     numbers = np.arange(count) if wanted is None else wanted
     bounds = np.searchsorted(numbers, starts).tolist()
     for place, (group, first, last) in enumerate(zip(groups, bounds, bounds[1:], strict=False)):
         if first == last:
             continue
-        _check_group(group)
+        if group.total_byte_size > MOST_BYTES:
+            raise ValueError(f"it has a group of {group.total_byte_size:,} bytes, expected at most {MOST_BYTES:,}")
         rows = table.read_row_group(place)
         _check_count(rows.num_rows, group.num_rows)
         if last - first < group.num_rows:
             rows = rows.take(numbers[first:last] - starts[place])
-        paths, labels, sizes, changed = (column.to_numpy().tolist() for column in rows.columns)
-        yield from map(IndexRow, map(_decoded, paths), map(_decoded, labels), sizes, changed)
+        paths, labels, sizes, changed = rows.columns
+        yield from map(IndexRow, _texts(paths), _texts(labels), sizes.to_numpy().tolist(), changed.to_numpy().tolist())
 
 
-def _check_group(group: Any) -> None:
-    """Raise ValueError for a group of rows that takes more memory than patchloom writes."""
-    if not 0 < group.num_rows <= _MAX_GROUP_ROWS or not 0 <= group.total_byte_size <= MOST_BYTES:
-        raise ValueError(f"it has a group of {group.num_rows:,} rows and {group.total_byte_size:,} bytes")
-    if any(group.column(place).has_dictionary_page for place in range(group.num_columns)):
-        raise ValueError("it has a dictionary, which patchloom does not write")
+def _texts(column: Any) -> Iterator[str]:
+    """Yield the texts of a column. Equal ones are one object, so that a file with many takes no more memory than it."""
+    for chunk in column.chunks:
+        texts = [text.decode("utf-8", "surrogatepass") for text in chunk.dictionary.to_numpy(False).tolist()]
+        yield from map(texts.__getitem__, chunk.indices.to_numpy().tolist())
 
 
 def _check_count(rows: int, expected: int) -> None:
@@ -129,14 +130,11 @@ def _check_count(rows: int, expected: int) -> None:
         raise ValueError(f"it has {rows:,} rows, expected {expected:,}")
 
 
-def _schema(pyarrow: Any) -> Any:
-    types = {str: pyarrow.binary(), int: pyarrow.int64()}
+def _schema(pyarrow: Any, *, read: bool = False) -> Any:
+    text = pyarrow.dictionary(pyarrow.int32(), pyarrow.binary()) if read else pyarrow.binary()
+    types = {str: text, int: pyarrow.int64()}
     return pyarrow.schema([pyarrow.field(name, types[kind], nullable=False) for name, kind in _ROW.items()])
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # names that are not UTF-8 hold surrogates
-
-
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")

@@ -229,6 +229,8 @@ def read_record(folder: Path, key: str) -> ShardRecord:
             raise ValueError("its checksum or key does not match")
         if (made_by := values.pop("format")) > FORMAT:
             raise ValueError(f"it has format {made_by}, written by a newer patchloom; this one reads up to {FORMAT}")
+        if values["rows"] < 0:
+            raise ValueError(f"it has {values['rows']} rows")
         if values["rows"]:
             plain_name(values["part"], path)
         return ShardRecord(**values | {"state": tuple(values["state"])})
