@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,8 +53,10 @@ def vector_of(path: str, state: State) -> torch.Tensor:
     return torch.tensor([sum(path.encode("utf-8", "surrogatepass")), *state], dtype=torch.float32)
 
 
-def update(folder: Path, tables: Any, files: dict[str, tuple[str, State]], *, prune: bool, stop_after: int) -> None:
-    """Update an index by made-up files: path → label and state."""
+def update(
+    folder: Path, tables: Any, files: dict[str, tuple[str, State]], prune: set[str] | None, stop_after: int
+) -> None:
+    """Update an index by made-up files: path → label and state. Those of `prune` are gone only while it prunes."""
 
     def embed(_: Any, paths: list[str], **__: Any) -> Iterator[EmbeddedFiles]:
         for number, start in enumerate(range(0, len(paths), 2)):
@@ -64,24 +65,28 @@ def update(folder: Path, tables: Any, files: dict[str, tuple[str, State]], *, pr
             some = paths[start : start + 2]
             yield EmbeddedFiles(some, torch.stack([vector_of(path, files[path][1]) for path in some]), {})
 
+    there = {path: state for path, (_, state) in files.items() if path not in (prune or ())}
     with (
         patch.object(index_build, "PART_FILES", 3),
-        patch.object(index_build, "file_state", lambda path: files[path][1] if path in files else None),
+        patch.object(index_build, "file_state", lambda path: there.get(path)),
         patch.object(index_build, "embed_files", embed),
     ):
         build = index_build._Build(folder, read_about(folder), *tables)
-        if prune:
+        if prune is not None:
             build.drop_gone(["/photos/a"])
+        there |= {path: state for path, (_, state) in files.items()}
         listed = [ListedFile(path, label) for path, (label, _) in files.items()]
         missing = build.missing(Collection(listed, {}, "", {}))
         build.embed(None, missing, 2, 0, None, {})  # type: ignore[arg-type]
 
 
-PATHS = st.sampled_from([f"/photos/{folder}/{name}" for folder in "ab" for name in ("1", "2", "é", "\udcff", "3", "4")])
+PATHS = st.sampled_from(
+    [f"/photos/{folder}/{name}" for folder in "ab" for name in ("1", "2", "é", "\udcff", "a\0b", "")]
+)
 FILES = st.dictionaries(
     PATHS, st.tuples(st.sampled_from(["", "red", "blue"]), st.tuples(st.integers(0, 2), st.just(7)))
 )
-STEPS = st.lists(st.tuples(FILES, st.booleans(), st.integers(0, 6)), min_size=1, max_size=5)
+STEPS = st.lists(st.tuples(FILES, st.none() | st.sets(PATHS, max_size=3), st.integers(0, 6)), min_size=1, max_size=5)
 
 
 @given(steps=STEPS)
@@ -90,19 +95,20 @@ def test_every_update_is_that_of_a_plain_dictionary(tmp_path_factory: Any, steps
     for folder in folders:
         write_about(folder, IndexMetadata("run", "", {}, 3))
     expected: dict[str, IndexRow] = {}
-    for files, prune, stop_after in [*steps, (steps[-1][0], True, -1)]:
+    for files, prune, stop_after in [*steps, (steps[-1][0], set(), -1)]:
         stopped = []
         with RowTable() as stored, RowTable() as waiting:
             for folder, tables in zip(folders, ((stored, waiting), (DictTable(), DictTable())), strict=True):
                 try:
-                    update(folder, tables, files, prune=prune, stop_after=stop_after)
+                    update(folder, tables, files, prune, stop_after)
                 except KeyboardInterrupt:
                     stopped.append(folder)
         assert stopped in ([], folders)
         one, other = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
         assert one == other
-        if prune:
-            expected = {path: row for path, row in expected.items() if path in files or "/a/" not in path}
+        if prune is not None:
+            there = files.keys() - prune
+            expected = {path: row for path, row in expected.items() if path in there or "/a/" not in path}
         about = read_about(folders[0])
         vectors = StoredVectors(folders[0], about)
         rows = vectors.files(torch.arange(len(about))) if len(about) else []
@@ -209,11 +215,21 @@ def test_filters_work_while_an_index_is_updated(trained: Path, tmp_path: Path, m
         assert search(after, options) == later
 
 
-@pytest.mark.parametrize("path", ["\udcff", "a\0b", "", "/x" * 3000])
-def test_any_path_is_a_key(path: str) -> None:
+PLACED = st.builds(
+    PlacedRow, st.builds(IndexRow, PATHS, PATHS, *[st.integers(1 - 2**63, 2**63 - 1)] * 2), *[st.integers(0, 9)] * 2
+)
+
+
+@given(steps=st.lists(st.tuples(st.lists(PLACED), st.sets(PATHS))))
+def test_a_table_is_a_dictionary(steps: Any) -> None:
+    expected = DictTable()
     with RowTable() as table:
-        table.add([PlacedRow(IndexRow(path, "\udcff", -1, 2**63 - 1), 1, 2)])
-        assert table.get(path) == PlacedRow(IndexRow(path, "\udcff", -1, 2**63 - 1), 1, 2)
-        assert list(table) == [table.get(path)]
-        table.remove([path])
-        assert table.get(path) is None
+        for added, removed in steps:
+            for one in (table, expected):
+                one.add(added)
+            for path in removed:
+                assert table.get(path) == expected.get(path)
+            present = [path for path in removed if expected.get(path)]
+            table.remove(removed)
+            expected.remove(present)
+            assert sorted(table) == sorted(expected)
