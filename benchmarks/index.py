@@ -17,6 +17,7 @@ The files of the hits of one query, and an update that finds all files as they w
 
 python benchmarks/index.py --count 5000000 --dim 16 --queries 1 --versions hits update
 python benchmarks/index.py --count 5000000 --dim 16 --queries 1 --part 65536 --shards --versions hits update
+python benchmarks/index.py --count 300000 --only listing --folder DIR
 """
 
 import argparse
@@ -29,6 +30,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 # Threads that wait for others sleep: their waiting is no work, and on shared cores most of the processor's seconds.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -157,6 +159,19 @@ def update() -> dict[str, float]:
         missing = build.missing(index_build.Collection(MadeFiles(), {}, "", {}))
     assert not missing
     return {"read_s": read - start, "compared_s": time.perf_counter() - read}
+
+
+def listing() -> dict[str, float]:
+    """The listing of a folder of so many files, which an update begins with."""
+    for number in range(10):
+        (options.folder / "images" / f"class-{number}").mkdir(parents=True)
+    for number in range(options.count):
+        (options.folder / "images" / f"class-{number % 10}" / f"{number:09d}.jpg").touch()
+    unlabeled = SimpleNamespace(labels=(), reading_of=lambda _, reading: reading)
+    before, start = peak_mib(), time.perf_counter()
+    index_build.collect([str(options.folder / "images")], unlabeled)
+    bytes_per_file = (peak_mib() - before) * 2**20 / options.count
+    return {"listed_s": time.perf_counter() - start, "bytes_per_file": bytes_per_file}
 
 
 def plain() -> dict[str, float]:

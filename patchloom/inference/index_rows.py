@@ -77,7 +77,6 @@ def read_rows(path: Path, count: int, wanted: np.ndarray | None = None) -> list[
 def import_parquet(what: str) -> ModuleType:
     """Return pyarrow; raise UsageError, which says that `what` needs it, if it is not installed."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise UsageError(f"{what} needs pyarrow; pip install 'patchloom[parquet]'") from None
