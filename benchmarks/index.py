@@ -45,13 +45,13 @@ from patchloom.evaluation.exact_search import exact_nearest
 from patchloom.inference import index_build
 from patchloom.inference.index_files import (
     IndexMetadata,
-    IndexRow,
     StoredVectors,
     read_about,
     write_about,
     write_part,
     write_stored_lists,
 )
+from patchloom.inference.index_rows import IndexRow
 from patchloom.inference.row_table import RowTable
 
 parser = argparse.ArgumentParser()

@@ -43,13 +43,13 @@ from patchloom.inference.index_files import (
     FILE,
     IndexMetadata,
     IndexPart,
-    IndexRow,
     StoredVectors,
     read_about,
     write_about,
     write_part,
     write_stored_lists,
 )
+from patchloom.inference.index_rows import IndexRow
 from patchloom.inference.neighbors import check_model, index_preprocessing
 from patchloom.inference.ray_engine import embed_on_ray
 from patchloom.inference.row_table import PlacedRow, RowTable

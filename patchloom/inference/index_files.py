@@ -246,7 +246,9 @@ def write_part(
     np.save(packed, vectors, allow_pickle=False)
     listed = encode_rows(rows, parquet=of_shard)
     if of_shard:
-        name += f"-{hashlib.blake2b(packed.getvalue() + listed, digest_size=4).hexdigest()}"
+        digest = hashlib.blake2b(packed.getbuffer(), digest_size=4)
+        digest.update(listed)
+        name += f"-{digest.hexdigest()}"
     sha256, rows_sha256 = (hashlib.sha256(data).hexdigest() for data in (packed.getbuffer(), listed))
     part = IndexPart(name, len(rows), sha256, rows_sha256, parquet=of_shard)
     atomic_write(folder / f"{name}.npy", packed.getvalue())

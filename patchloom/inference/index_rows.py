@@ -1,6 +1,6 @@
 """The rows of an index: which file each vector is of.
 
-    part-00000.json                           image files: a list of [path, label, size, changed_ns]
+    part-00000.json                            image files: a list of [path, label, size, changed_ns]
     part-train-000000-3f9a1c02-77b0e1.parquet  the images of a shard: the same as columns, in groups of 1,024 rows
 
 A shard may hold any number of images, of which a search needs a few: parquet is read group by group. It takes pyarrow
@@ -56,7 +56,7 @@ def encode_rows(rows: Sequence[IndexRow], *, parquet: bool) -> bytes:
 
 
 def read_rows(path: Path, count: int, wanted: np.ndarray | None = None) -> list[IndexRow]:
-    """Read the rows with the increasing numbers `wanted`, or all `count` rows; from parquet, only the groups of these.
+    """Read the rows with the numbers `wanted` (sorted), or all `count` rows; from parquet, only the groups of these.
 
     Raises OSError, or ValueError if the file is damaged or has another number of rows.
     """
@@ -111,7 +111,7 @@ def _read_groups(table: Any, schema: Any, count: int, wanted: np.ndarray | None)
             raise ValueError(f"it has a group of {group.total_byte_size:,} bytes, expected at most {MOST_BYTES:,}")
         rows = table.read_row_group(place)
         _check_count(rows.num_rows, group.num_rows)
-        if last - first < group.num_rows:
+        if wanted is not None:
             rows = rows.take(numbers[first:last] - starts[place])
         paths, labels, sizes, changed = rows.columns
         yield from map(IndexRow, _texts(paths), _texts(labels), sizes.to_numpy().tolist(), changed.to_numpy().tolist())

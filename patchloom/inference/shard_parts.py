@@ -32,8 +32,8 @@ from patchloom.data.sources.specs import is_url
 from patchloom.disk import atomic_write, make_folder, plain_name
 from patchloom.inference.classifier import drop_projector, load
 from patchloom.inference.embedding import embed_files
-from patchloom.inference.index_files import IndexMetadata, IndexPart, IndexRow, write_part
-from patchloom.inference.index_rows import import_parquet
+from patchloom.inference.index_files import IndexMetadata, IndexPart, write_part
+from patchloom.inference.index_rows import IndexRow, import_parquet
 from patchloom.inference.neighbors import index_preprocessing
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import CheckpointError

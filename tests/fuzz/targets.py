@@ -55,6 +55,7 @@ from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.trees.tree import FolderTree
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom.inference import index_files
+from patchloom.inference.index_rows import IndexRow
 from patchloom.inference.shard_parts import read_record, with_shards
 from patchloom.models.pretrained.downloads import _state_of
 from patchloom.models.pretrained.table import weights_named
@@ -526,7 +527,7 @@ def make_index(folder: Path) -> None:
     """An index of three files."""
     place = folder / "index"
     place.mkdir()
-    rows = [index_files.IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
+    rows = [IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
     part = index_files.write_part(place, "part-00000", np.ones((3, 4), np.float32), rows)
     about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
     index_files.write_about(place, about)
@@ -536,7 +537,7 @@ def make_shard_index(folder: Path) -> None:
     """An index of a shard, and the record of its part."""
     place = folder / "index"
     place.mkdir()
-    rows = [index_files.IndexRow(f"/data/a.tar, {number}.png", "red", 0, 0) for number in range(3)]
+    rows = [IndexRow(f"/data/a.tar, {number}.png", "red", 0, 0) for number in range(3)]
     part = index_files.write_part(place, "part", np.ones((3, 4), np.float32), rows, of_shard=True)
     named = replace(part, name="part-a")  # the digest in its name depends on the version of pyarrow
     for end in (".npy", ".parquet"):
