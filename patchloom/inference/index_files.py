@@ -41,7 +41,7 @@ from patchloom.evaluation.approximate_search import (
     write_lists,
 )
 from patchloom.evaluation.exact_search import exact_nearest
-from patchloom.inference.index_rows import IndexRow, encode_rows, read_rows
+from patchloom.inference.index_rows import IndexRow, encode_rows, import_parquet, read_rows
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import MOST_BYTES, check_shape, open_plain, own_sha256, parse_json, read_plain
 
@@ -260,6 +260,8 @@ class StoredVectors:
     """The vectors of an index for `evaluation.exact_search`, read part by part and verified by their checksums."""
 
     def __init__(self, folder: Path, about: IndexMetadata) -> None:
+        if any(part.parquet for part in about.parts):
+            import_parquet(str(folder))  # fails now, not in the first request to a server
         self.folder, self.about = folder, about
         self._verified: set[str] = set()  # names of files whose checksums were compared
         self._mapped: dict[str, np.ndarray] = {}  # part → its vectors, in the file
@@ -318,8 +320,6 @@ class StoredVectors:
         self._compare(path, part.rows_sha256, MOST_BYTES)
         try:
             return read_rows(path, part.rows, wanted)
-        except UsageError:  # pyarrow is missing
-            raise
         except OSError as error:
             raise self._unreadable(path, error) from error
         except ValueError as error:

@@ -128,7 +128,7 @@ def test_shards_need_pyarrow_and_image_files_do_not(trained, shards, tmp_path, m
         patchloom.index(str(trained / "a"), shards, out=tmp_path / "index", **OPTIONS)
     assert not (tmp_path / "index").exists()
     with refused(UsageError, "patchloom[parquet]", tmp_path / "made"):
-        patchloom.search(tmp_path / "made", query, device="cpu")
+        patchloom.open_index(tmp_path / "made", device="cpu")
     built = patchloom.index(str(trained / "a"), trained / "data", out=tmp_path / "index", **OPTIONS)
     assert built.index.search(query).hits[0].path == str(query)
 
