@@ -42,7 +42,18 @@ from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
-from tests.fuzz.targets import HERE, NETWORK, PRIVATE_KEY, PUBLISHED, TARGETS, feed, make_index, make_run, make_signed
+from tests.fuzz.targets import (
+    HERE,
+    NETWORK,
+    PRIVATE_KEY,
+    PUBLISHED,
+    TARGETS,
+    feed,
+    make_index,
+    make_run,
+    make_shard_index,
+    make_signed,
+)
 from tests.reliability.readers import annotated, labeled
 from tests.reliability.readers.artifacts import make_artifact
 from tests.reliability.readers.reader import CLASSES, pixels
@@ -482,6 +493,14 @@ def index() -> Files:
             yield path.name, path.read_bytes()
 
 
+def shard_index() -> Files:
+    """The rows of a shard, and the record of its part."""
+    with tempfile.TemporaryDirectory() as place:
+        make_shard_index(Path(place))
+        for path in sorted(Path(place, "index").iterdir()):
+            yield path.name, path.read_bytes()
+
+
 def program() -> Files:
     """A product and a sum as torch.export saves them."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.GELU())
@@ -542,6 +561,9 @@ CORPUS: dict[str, Any] = {
     "npz": npz,
     "signature": signature,
     "index": index,
+    "rows": lambda: (file for file in shard_index() if file[0].endswith(".parquet")),
+    "parts": lambda: (file for file in shard_index() if file[0].startswith("shard-")),
+    "copies": lambda: iter([("objects.json", json.dumps({"a": [4, "1", 10**9]}).encode())]),
     "onnx": lambda: of_reader(make_artifact, "artifact/model.onnx"),
     "pt2": program,
     "artifact": lambda: of_reader(make_artifact, "artifact/artifact.json", "artifact/labels.json"),

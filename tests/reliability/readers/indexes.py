@@ -1,12 +1,14 @@
 """Readers of an index, and of the cache in which `check` keeps what it has seen."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.packing import pack
 from patchloom.inference.index import open_index
 from patchloom.inference.index_build import index
 from tests.reliability.readers.reader import Reader, copy, made, pixels, queries
@@ -26,6 +28,14 @@ def grow(seeds: Path, folder: Path) -> Any:
     Image.fromarray(pixels(500)).save(folder / "new.png")
     built = index(str(seeds / "run"), [seeds / "data", folder / "new.png"], out=folder / "index", device="cpu")
     return built.embedded, built.unchanged, [found.hits for found in built.index.search(queries(seeds), top=5)]
+
+
+def make_shard_index(seeds: Path, folder: Path) -> None:
+    """An index of a shard, made when it is first asked for."""
+    if not (seeds / "shard-index").exists():
+        pack(str(seeds / "data"), out=seeds / "shards")
+        index(str(seeds / "run"), seeds / "shards", out=seeds / "shard-index", device="cpu")
+    shutil.copytree(seeds / "shard-index", folder / "index", copy_function=shutil.copyfile)
 
 
 def make_cache(seeds: Path, folder: Path) -> None:
@@ -57,6 +67,14 @@ INDEXES: dict[str, Reader] = {
         repair_index,
         ours=True,
         share=2,
+        command=lambda seeds, folder: ("search", folder / "index", *queries(seeds)),
+    ),
+    "index of shards": Reader(
+        make_shard_index,
+        search,
+        {"index/index.json": "json", "index/part-*.parquet": "parquet"},
+        repair_index,
+        ours=True,
         command=lambda seeds, folder: ("search", folder / "index", *queries(seeds)),
     ),
     "index grown": Reader(
