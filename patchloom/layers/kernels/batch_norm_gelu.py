@@ -160,7 +160,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _compute_gradients(ctx: Any, grad: Tensor, of_mean: Tensor, of_var: Tensor) -> tuple[Tensor | None, ...]:
     del of_mean, of_var
-    return *batch_norm_gelu_backward(grad, *ctx.saved_tensors, ctx.eps), None
+    x, weight, bias, mean, var = ctx.saved_tensors
+    return *batch_norm_gelu_backward(grad, x, weight, bias, mean, var, ctx.eps), None
 
 
 torch.library.register_autograd("patchloom::batch_norm_gelu", _compute_gradients, setup_context=_setup_context)
