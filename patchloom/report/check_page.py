@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.data.checking.check_report import CheckReport
+from patchloom.data.checking.check_report import CheckReport, JoinedReport, total_of
 from patchloom.data.checking.survey import ImageLocation
 from patchloom.data.datasets import Listing
 from patchloom.report.page import data_uri, write_page
@@ -33,8 +33,13 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
         facts=_facts(report),
         groups=_groups(report),
         sheets=_contact_sheets(report),
+        totals={
+            "unreadable": total_of(report.unreadable),
+            "odd": total_of(report.odd),
+            "faults": sum(map(total_of, report.faults_by_kind().values())),
+        },
+        lists=report.lists if isinstance(report, JoinedReport) else {},
         lines=MAX_LINES,
-        max_groups=MAX_GROUPS,
         members=IMAGES_PER_GROUP,
     )
 
@@ -69,7 +74,7 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
         ("near", "Near-duplicates", "Possibly re-encoded or resized; look before removing.", report.near_duplicates),
     ]
     return [
-        (anchor, title, text, len(groups), [_group(report, group) for group in groups[:MAX_GROUPS]])
+        (anchor, title, text, total_of(groups), [_group(report, group) for group in groups[:MAX_GROUPS]])
         for anchor, title, text, groups in kinds
         if groups
     ]
@@ -99,7 +104,7 @@ def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any
             return place, place.where, ""
         return place, printable(listing.images.key(place.row)), thumbnail_uri(listing, place.row)
 
-    return {"size": len(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
+    return {"size": total_of(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
 
 
 def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:

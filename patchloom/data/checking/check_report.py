@@ -226,7 +226,8 @@ class JoinedReport(CheckReport):
     similar: GroupsOfCopies = field(default_factory=GroupsOfCopies)
     kinds_of_odd: dict[tuple[str, str], int] = field(default_factory=dict)
     kinds_of_faults: dict[str, FirstItems[Fault]] = field(default_factory=dict)
-    lists: dict[str, str] = field(default_factory=dict)  # kind of problem → CSV file
+    folder: str  # of the parts and the report: the copy, if they are in a bucket
+    lists: dict[str, str] = field(default_factory=dict)  # kind of problem → CSV file in that folder
     open_listing: Callable[[ImageLocation], Listing | None] = field(default=lambda _: None, repr=False, compare=False)
 
     def leaks_between(self, *, near: bool = False) -> dict[str, Sequence[Group]]:

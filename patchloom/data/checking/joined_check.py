@@ -294,7 +294,8 @@ class _Join:
             similar=similar,
             kinds_of_odd=kinds_of_odd,
             kinds_of_faults=faults,
-            lists={name: str(path) for name, path in lists.items()},
+            folder=str(self._folder),
+            lists={name: path.name for name, path in lists.items()},
             open_listing=_opener(table.sources),
         )
 
@@ -445,7 +446,7 @@ class _Join:
         for block in self._hashes.blocks():
             places, bits = (block[:, 0] >> np.uint64(3)).astype(np.int64), (block[:, 0] & np.uint64(7)).astype(np.uint8)
             distinct.add(block[self._repeated[places] >> bits & 1 == 0])
-        self._hashes.close()
+        self._hashes.remove()
         pairs = RowSorter(self._scratch, 2)
         for choice in CHOICES:
             by_key = RowSorter(self._scratch, 3, by=2)
@@ -459,7 +460,7 @@ class _Join:
                     pairs.add(np.column_stack([rows[one[fresh], 1], rows[other[fresh], 1]]))
                 held = rows[-COMPARED:].copy()
             self._step()
-        distinct.close()
+        distinct.remove()
         return pairs
 
     def _write_groups(self, blocks: Iterator[np.ndarray], file: Path) -> GroupsOfCopies:

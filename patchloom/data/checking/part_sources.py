@@ -68,7 +68,7 @@ class ShardSource:
     def identity(self) -> str:
         if isinstance(self.file, RemoteFile):
             return f"{self.file.url}\0{self.file.state}"
-        return f"{os.path.abspath(self.file)}\0{file_state(self.file)}"
+        return f"{self.file}\0{file_state(self.file)}"
 
     def open(self) -> Source:
         return tidy(open_shard(self.file))
@@ -92,7 +92,7 @@ class SliceSource:
         states = hashlib.sha256()
         for path in self.paths:
             states.update(f"{path}\0{file_state(self.root / path)}\0".encode("utf-8", "surrogateescape"))
-        return f"{os.path.abspath(self.root)}\0{states.hexdigest()}"
+        return f"{self.root}\0{states.hexdigest()}"
 
     def open(self) -> Source:
         names = tuple(sorted({*self.classes} - {""}))
@@ -159,15 +159,16 @@ def list_part_sources(data: Data) -> PartSources:
     """Find the shards of data, or the folder of image files that they are."""
     specs = split_specs(data)
     listed = [list_shards(spec) for spec in specs]
-    shards = [shard for files in listed for shard in files]
+    # Absolute, so that parts do not depend on how a path is written.
+    shards = [Path(os.path.abspath(one)) if isinstance(one, Path) else one for files in listed for one in files]
     name = ", ".join(printable(Path(os.path.expanduser(spec)).name) for spec in specs[:3])
     if not shards:
-        folder = Path(os.path.expanduser(specs[0]))
+        folder = Path(os.path.abspath(os.path.expanduser(specs[0])))
         if len(specs) > 1 or not folder.is_dir():
             raise UsageError(
                 f"{printable(specs[0])}: --out checks tar shards, parquet files or one folder of images; drop --out"
             )
-        return PartSources(f"{printable(folder.resolve().name)} (class folders)", (), folder)
+        return PartSources(f"{printable(folder.name)} (class folders)", (), folder)
     if not all(listed):
         files = next(spec for spec, own in zip(specs, listed, strict=True) if not own)
         raise UsageError(f"{printable(files)} has no shards, and other data have; check them separately")

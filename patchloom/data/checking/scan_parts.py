@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from io import BufferedReader, FileIO
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ ROW = np.dtype(
     ]
 )
 ROTATED, ANIMATED = 1, 2  # flags
+_AT_ONCE = 1 << 16  # bytes that are read of a header
 _MAX_STEM = 64  # letters of the name of a shard in that of its part
 _SHAPE = {
     "layout": int,
@@ -205,7 +206,7 @@ class ScanPart:
             self._bytes = os.fstat(file.fileno()).st_size
             if self._bytes > memory_bytes():
                 raise ValueError(f"it has {self._bytes:,} bytes, more than the memory of this machine")
-            line = _first_line(file, self._bytes)
+            line = _first_line(file)
             self._start = len(line)
             self.header = _header(parse_json(line, most=self._bytes), key)
             if self._names_start + self.header.names_bytes != self._bytes:
@@ -271,12 +272,14 @@ class ScanPart:
         return ImageScan("", mode, *sides, bool(flags & ROTATED), bool(flags & ANIMATED), faults=faults)
 
 
-def _first_line(file: FileIO, most: int) -> bytes:
+def _first_line(file: FileIO) -> bytes:
     """Return the first line of a file, with its end."""
-    line = BufferedReader(file).readline(most)
-    if not line.endswith(b"\n"):
-        raise ValueError("its first line has no end")
-    return line
+    data = bytearray()
+    while more := file.read(_AT_ONCE):
+        data += more
+        if (end := data.find(b"\n", len(data) - len(more))) >= 0:
+            return bytes(data[: end + 1])
+    raise ValueError("its first line has no end")
 
 
 def _header(values: Any, key: str) -> PartHeader:

@@ -20,25 +20,20 @@ class RowFile:
     """Rows of uint64 in a file, in the order in which they were added."""
 
     def __init__(self, path: Path, columns: int) -> None:
-        self.columns, self.count = columns, 0
-        self._file = open(path, "x+b", buffering=0)  # noqa: SIM115 - its owner closes it
+        self.path, self.columns, self.count = path, columns, 0
 
     def add(self, rows: np.ndarray) -> None:
         """Append (n, columns) rows."""
-        rest = memoryview(np.ascontiguousarray(rows, np.uint64)).cast("B")
-        self._file.seek(0, 2)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        rest = memoryview(np.ascontiguousarray(rows, np.uint64)).cast("B") if len(rows) else b""
+        with open(self.path, "ab", buffering=0) as file:
+            while rest:
+                rest = rest[file.write(rest) :]
         self.count += len(rows)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return some of the rows."""
-        width = 8 * self.columns
-        self._file.seek(start * width)
-        data = bytearray()
-        while len(data) < count * width and (more := self._file.read(count * width - len(data))):
-            data += more
-        return np.frombuffer(data, np.uint64).reshape(-1, self.columns)
+        at = 8 * self.columns * start
+        return np.fromfile(self.path, np.uint64, count * self.columns, offset=at).reshape(-1, self.columns)
 
     def blocks(self, size: int | None = None) -> Iterator[np.ndarray]:
         """Yield all rows in blocks."""
@@ -46,10 +41,9 @@ class RowFile:
         for start in range(0, self.count, size):
             yield self.read(start, min(size, self.count - start))
 
-    def close(self) -> None:
-        """Close the file and remove its content, which frees the disk before the scratch folder is removed."""
-        self._file.truncate(0)
-        self._file.close()
+    def remove(self) -> None:
+        """Free the disk before the scratch folder is removed."""
+        self.path.unlink(missing_ok=True)
 
 
 class _Run(NamedTuple):
@@ -89,7 +83,7 @@ class RowSorter:
             return
         self._write_run()
         yield from self._merged(self._file)
-        self._file.close()
+        self._file.remove()
 
     def _take_sorted(self) -> np.ndarray:
         rows = np.concatenate(self._held)
