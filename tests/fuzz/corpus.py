@@ -27,7 +27,9 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 
+from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache
+from patchloom.data.checking.scan_parts import ROW, PartHeader, part_content
 from patchloom.data.sources.shard_index import ShardSample, index_bytes
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
@@ -42,7 +44,18 @@ from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
-from tests.fuzz.targets import HERE, NETWORK, PRIVATE_KEY, PUBLISHED, TARGETS, feed, make_index, make_run, make_signed
+from tests.fuzz.targets import (
+    HERE,
+    NETWORK,
+    PART,
+    PRIVATE_KEY,
+    PUBLISHED,
+    TARGETS,
+    feed,
+    make_index,
+    make_run,
+    make_signed,
+)
 from tests.reliability.readers import annotated, labeled
 from tests.reliability.readers.artifacts import make_artifact
 from tests.reliability.readers.reader import CLASSES, pixels
@@ -227,6 +240,19 @@ def kept_looks() -> Files:
             database.execute("VACUUM")
         seen.write([((b"a.png", 10, 5), ImageScan("damaged"))])
         yield "one.sqlite", seen.path.read_bytes()
+
+
+def scan_parts() -> Files:
+    """A part of a check, with a picture that cannot be read and one with a fault."""
+    rows = np.zeros(3, ROW)
+    rows["width"], rows["height"], rows["label"], rows["flags"] = (0, 5, 6), (0, 5, 6), (0, 1, 1), (0, 1, 2)
+    header = PartHeader(
+        key=PART, rows=3, names_bytes=0, prefix="/data/", splits={"train": 2, "val": 1}, labels=("", "cat"),
+        kind="classes", counts={"train": {"cat": 1}, "val": {"cat": 1}}, empty_classes=("dog",), task="classify",
+        annotated=(), notes=("note",), modes=("RGB",), errors={0: "damaged"},
+        faults={2: (AnnotationFault("no objects", "none"),)},
+    )  # fmt: skip
+    yield "three.part", part_content(header, rows, ["/data/a.jpg", "/data/b.jpg", "/data/c/ü.jpg"])
 
 
 def typed() -> Files:
@@ -525,6 +551,7 @@ CORPUS: dict[str, Any] = {
     "shards": shards,
     "zip": zips,
     "cache": kept_looks,
+    "scan_part": scan_parts,
     "typed": typed,
     "recipe": lambda: iter([("deit.yaml", get_recipe("deit", "deit_s").to_yaml().encode())]),
     "sentences": sentences,
