@@ -1,6 +1,7 @@
 """A check in parts finds what a check in memory finds, whoever makes the parts and however little memory there is."""
 
 import csv
+import itertools
 import json
 import shutil
 import signal
@@ -71,16 +72,22 @@ REPORT = {"check.json", "duplicates.csv", "faults.csv", "near_duplicates.csv", "
     st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**64 - 1)), max_size=9), max_size=6),
     st.integers(1, 7),
     st.integers(1, 2),
+    st.booleans(),
 )
-def test_rows_are_sorted_in_runs(blocks, memory, by):
-    rows = [row for block in blocks for row in block]
+def test_rows_are_sorted_in_runs(blocks, memory, by, numbered):
+    if numbered:
+        numbers = itertools.count()
+        blocks = [[(first, next(numbers), last) for first, last in block] for block in blocks]
+    rows, columns = [row for block in blocks for row in block], 2 + numbered
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as scratch:
         little_memory(patch, memory)
-        sorter = RowSorter(Path(scratch), 2, by=by)
+        sorter = RowSorter(Path(scratch), columns, by=2 if numbered else by, numbered=numbered)
         for block in blocks:
-            sorter.add(np.array(block, dtype=np.uint64).reshape(-1, 2))
+            sorter.add(np.array(block, dtype=np.uint64).reshape(-1, columns))
         found = [tuple(row) for block in sorter.blocks() for row in block.tolist()]
+        assert list(Path(scratch).iterdir()) == []
     assert sorted(found) == sorted(rows)
+    assert found == sorted(rows) or not numbered
     assert [row[:by] for row in found] == sorted(row[:by] for row in rows)
 
 

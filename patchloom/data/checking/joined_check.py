@@ -61,7 +61,7 @@ SPLITS = ("train", "val", "test")
 MOST_NOTES = 50
 LISTS = ("unreadable", "odd", "faults", "duplicates", "near_duplicates")
 SCRATCH_BYTES = 64  # per image: hashes, and one list that is being sorted
-_OPEN_PARTS = 32
+_OPEN_PARTS = 4
 _OPEN_SHARDS = 4  # for the images of the page
 _BLOCK = 1 << 16  # images, or rows of a group, that are looked up at once
 _CHECK_OF_PAIRS = 1 << 17  # pairs whose thumbnails are compared at once
@@ -262,7 +262,7 @@ class _Join:
         self._unreadable = _Collector[Unreadable](MOST_LINES)
         self._faults: dict[str, _Collector[Fault]] = {}
         self._unlabeled, self._first_unlabeled = 0, ""  # of train
-        self._digests = RowSorter(scratch, 3)  # two halves of a digest, position
+        self._digests = RowSorter(scratch, 3, numbered=True)  # two halves of a digest, position
         self._hashes = RowFile(scratch / "hashes", 2)  # position, hash
         self._repeated = np.zeros(table.splits.total() // 8 + 1, np.uint8)  # a bit per image that equals an earlier one
 
@@ -449,7 +449,7 @@ class _Join:
         self._hashes.remove()
         pairs = RowSorter(self._scratch, 2)
         for choice in CHOICES:
-            by_key = RowSorter(self._scratch, 3, by=2)
+            by_key = RowSorter(self._scratch, 3, by=2, numbered=True)
             for block in distinct.blocks():
                 by_key.add(np.column_stack([keys_of(block[:, 1], choice), block]))
             held = np.zeros((0, 3), np.uint64)  # the last rows, with which the next ones are compared

@@ -54,12 +54,16 @@ class _Run(NamedTuple):
 
 
 class RowSorter:
-    """Rows of uint64 that are sorted by their first `by` columns. Rows that agree in these have no certain order."""
+    """Rows of uint64 that are sorted by their first `by` columns. Rows that agree in these have no certain order.
+
+    If rows are `numbered`, they are added in the order of the last of these columns, and sorting takes half the time.
+    """
 
     _numbers = itertools.count()
 
-    def __init__(self, scratch: Path, columns: int, by: int | None = None) -> None:
+    def __init__(self, scratch: Path, columns: int, by: int | None = None, *, numbered: bool = False) -> None:
         self.columns, self._by = columns, by or columns
+        self._sorted_columns = self._by - numbered
         self._runs: list[_Run] = []
         self._file: RowFile | None = None
         self._path = scratch / f"runs-{next(self._numbers)}"
@@ -91,7 +95,7 @@ class RowSorter:
         return self._sorted(rows)
 
     def _sorted(self, rows: np.ndarray) -> np.ndarray:
-        return rows[np.lexsort(rows.T[self._by - 1 :: -1])]
+        return rows[np.lexsort(rows.T[self._sorted_columns - 1 :: -1])]  # stable: runs are merged in their order
 
     def _write_run(self) -> None:
         if not self._held_rows:
