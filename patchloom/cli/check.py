@@ -14,7 +14,7 @@ import typer
 from patchloom.cli.options import OmitFields
 from patchloom.cli.output import refuse_inside
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.specs import join_specs
+from patchloom.data.sources.specs import is_url, join_specs
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural, printable
@@ -72,7 +72,7 @@ def check(options: CheckOptions) -> None:
 
     data, against = options.data_text, options.against
     page = Path(options.page) if options.page else None
-    if options.out:
+    if options.out and not is_url(options.out):
         refuse_inside(Path(options.out), data, what="folder of the parts")
     if page:
         refuse_inside(page, data)

@@ -22,7 +22,6 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences
-from patchloom.options import part_of
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
@@ -57,10 +56,7 @@ def check(
     """
     if out is not None:
         _refuse_unread(reading, against)
-        share = None if part is None else part_of(part)
-        if share and join:
-            raise UsageError("--part is the work of one machine: pass --join to a later command without it")
-        return check_in_parts(spec, out=os.fspath(out), part=share, join=join, workers=workers, progress=progress)
+        return check_in_parts(spec, out=os.fspath(out), part=part, join=join, workers=workers, progress=progress)
     if part is not None or join:
         raise UsageError("--part and --join need --out, the folder of the parts")
     spec = as_spec(spec)

@@ -188,8 +188,8 @@ class PartTable:
 
     def thumbnails(self, positions: np.ndarray) -> np.ndarray:
         """Return the thumbnails of images at sorted positions."""
-        found = [self.open(segment.part).mapped["thumbnail"][rows] for segment, rows in self._by_segment(positions)]
-        return np.concatenate(found)
+        segments = self._by_segment(positions)
+        return np.concatenate([self.open(segment.part).mapped["thumbnail"][rows] for segment, rows in segments])
 
     def _by_segment(self, positions: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
@@ -273,7 +273,7 @@ class _Join:
         odd, kinds_of_odd = self._find_odd(lists["odd"])
         equal = self._write_groups(self._equal_images(), lists["duplicates"])
         similar = self._write_groups(self._similar_images(), lists["near_duplicates"])
-        faults = {kind: found.result() for kind, found in self._faults.items()}
+        faults = {kind: collected.result() for kind, collected in self._faults.items()}
         return JoinedReport(
             name=table.sources.name,
             task=table.task,
@@ -286,7 +286,7 @@ class _Join:
             odd=odd,
             duplicates=equal.groups,
             near_duplicates=similar.groups,
-            faults=tuple(fault for found in faults.values() for fault in found),
+            faults=tuple(fault for first in faults.values() for fault in first),
             notes=(*table.sources.notes, *table.notes),
             decoded=decoded,
             listings={},
@@ -389,11 +389,8 @@ class _Join:
                 numbers = _odd_rows(part, segment, usual_side)
                 for row, place in zip(numbers.tolist(), self._table.places_in(segment, numbers), strict=True):
                     scan = part.scan(row)
-                    found = [
-                        *odd_kinds(scan, usual_side),
-                        *((f.kind, f.detail) for f in scan.faults if f.kind == NO_OBJECTS),
-                    ]
-                    for kind, read_as in found:
+                    no_objects = ((fault.kind, fault.detail) for fault in scan.faults if fault.kind == NO_OBJECTS)
+                    for kind, read_as in (*odd_kinds(scan, usual_side), *no_objects):
                         writer.writerow([*_cells(place), kind, table_cell(read_as)])
                         first.add(OddImage(place, kind, read_as))
                         kinds[kind, "" if kind in DETAILED else read_as] += 1
@@ -484,8 +481,8 @@ class _Join:
                     leaks.setdefault(kind, _Collector(MOST_GROUPS)).add(group)
                 if len(labels) > 1:
                     conflicts.add(group)
-        found = {kind: collected.result() for kind, collected in leaks.items()}
-        return GroupsOfCopies(groups.result(), found, conflicts.result())
+        first_leaks = {kind: collected.result() for kind, collected in leaks.items()}
+        return GroupsOfCopies(groups.result(), first_leaks, conflicts.result())
 
     def _places(self, blocks: Iterator[np.ndarray]) -> Iterator[tuple[int, ImageLocation]]:
         """Yield (number of a group, location) in the order of the rows."""

@@ -5,6 +5,7 @@ that exist are skipped. `check(DATA, out="CHECK")` makes what is missing and joi
 """
 
 import multiprocessing
+import operator
 import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -22,7 +23,8 @@ from patchloom.data.datasets import Progress
 from patchloom.data.sources.specs import Data, is_url
 from patchloom.disk import atomic_write, make_folder
 from patchloom.machine import cores
-from patchloom_runtime.errors import ResourceError
+from patchloom.options import part_of
+from patchloom_runtime.errors import ResourceError, UsageError
 from patchloom_runtime.printable import plural
 
 _WAITING = 2  # sources per process that wait for it; listing more would hold their paths in memory
@@ -41,7 +43,7 @@ def check_in_parts(
     data: Data,
     *,
     out: str,
-    part: tuple[int, int] | None = None,
+    part: str | None = None,
     join: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -50,6 +52,9 @@ def check_in_parts(
 
     With `join`, no part is made. The report of a share counts the images that were scanned now.
     """
+    share = (1, 1) if part is None else part_of(part)
+    if part is not None and join:
+        raise UsageError("--part is the work of one machine: pass --join to a later command without it")
     sources = list_part_sources(data)
     bucket = Mirror(out) if is_url(out) else None
     folder = bucket.folder if bucket else Path(os.path.expanduser(out))
@@ -57,8 +62,10 @@ def check_in_parts(
     made: list[_MadePart] = []
     if not join:
         present = set(bucket.names() if bucket else os.listdir(folder))
-        missing = (source for source in sources.listed(part or (1, 1)) if file_of(key_of(source)) not in present)
-        total = sum(1 for source in sources.shards if file_of(key_of(source)) not in present)
+        missing = (source for source in sources.listed(share) if file_of(key_of(source)) not in present)
+        if sources.shards:  # few enough to be counted
+            missing = iter([*missing])
+        total = operator.length_hint(missing)
         for one in _made(missing, folder, workers or cores()):
             made.append(one)
             if bucket:
@@ -66,7 +73,7 @@ def check_in_parts(
             if progress:
                 progress(len(made), max(total, len(made)))
     if part is not None:
-        return _share_report(sources.name, part, made)
+        return _share_report(f"part {part}", sources.name, made)
     if bucket:
         bucket.pull(lambda name: PART_FILE.fullmatch(name) is not None or name in REPORT_FILES)
     report = join_parts(sources, folder, decoded=sum(one.images for one in made), progress=progress)
@@ -81,8 +88,8 @@ def publish_report(out: str) -> None:
         bucket.push(names=[name for name in REPORT_FILES if (bucket.folder / name).exists()], last=[])
 
 
-def _share_report(name: str, part: tuple[int, int], made: list[_MadePart]) -> CheckReport:
-    share, decoded = f"part {part[0]}/{part[1]}", sum(one.images for one in made)
+def _share_report(share: str, name: str, made: list[_MadePart]) -> CheckReport:
+    decoded = sum(one.images for one in made)
     return CheckReport(
         name=f"{name}, {share}",
         splits={share: decoded},

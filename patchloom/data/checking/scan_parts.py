@@ -169,11 +169,11 @@ def _listings(source: Source) -> dict[str, Listing]:
     images = source.train.images
     if not (isinstance(images, ParquetImages) and "split" in images.columns):
         return {"": source.train}
-    names, found = splits_of_rows(images), {}
+    names, listings = splits_of_rows(images), {}
     for listing in source.listings.values():
         own = np.array([names[row] for row in listing.rows.tolist()], dtype=object)
-        found |= {name: listing.subset(own == name) for name in dict.fromkeys(own.tolist())}
-    return found
+        listings |= {name: listing.subset(own == name) for name in dict.fromkeys(own.tolist())}
+    return listings
 
 
 def _common_start(names: list[str]) -> str:
