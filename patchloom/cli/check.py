@@ -29,7 +29,9 @@ LISTED = 5  # files, groups or classes per line in the terminal; the page, --jso
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     data: Annotated[tuple[str, ...], Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
-    page: Annotated[str | None, Option("HTML page. Default: runs/check-NAME/check.html, if there are problems.")] = None
+    page: Annotated[
+        str | None, Option("HTML page. Default: check.html in runs/check-NAME or --out, if there are problems.")
+    ] = None
     against: Annotated[
         str | None,
         Option("Test set to compare with: list the training images that it also contains, or nearly.", metavar="DATA"),
