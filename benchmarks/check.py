@@ -97,7 +97,7 @@ def write_parts(folder: Path, count: int) -> list[ShardSource]:
             frames = np.clip(frame + noise.integers(-1, 2, (FRAMES, 216)), 0, 255)
             rows["thumbnail"][3 : 3 + FRAMES * 4 : 4] = frames
         rows["width"], rows["height"] = noise.integers(200, 2000, (2, size))
-        rows["row"], rows["label"] = np.arange(size), 1 + np.arange(size) % 1000
+        rows["row"] = np.arange(size)
         write_part(folder, source, rows)
         sources.append(source)
     return sources
@@ -106,12 +106,14 @@ def write_parts(folder: Path, count: int) -> list[ShardSource]:
 def write_part(folder: Path, source: ShardSource, rows: np.ndarray) -> None:
     labels = tuple(f"class {number}" for number in range(1000))
     header = PartHeader(
-        key=key_of(source), rows=len(rows), names_bytes=0, prefix=f"{source.file}, ", splits={"": len(rows)},
-        labels=("", *labels), kind="classes", counts={"": dict.fromkeys(labels, len(rows) // 1000)}, empty_classes=(),
+        key=key_of(source), rows=len(rows), text_bytes=0, prefix=f"{source.file}, ", splits={"": len(rows)},
+        kind="classes", counts={"": dict.fromkeys(labels, len(rows) // 1000)}, empty_classes=(),
         task="classify", annotated=(), notes=(), modes=("RGB",), errors={}, faults={},
     )  # fmt: skip
     names = [f"{header.prefix}{number:09d}.jpg" for number in range(len(rows))]
-    (folder / file_of(header.key)).write_bytes(part_content(header, rows, names))
+    (folder / file_of(header.key)).write_bytes(
+        part_content(header, rows, [labels[number % 1000] for number in range(len(rows))], names)
+    )
 
 
 def join_made(folder: Path, sources: list[ShardSource]) -> None:

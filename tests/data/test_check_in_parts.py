@@ -93,15 +93,15 @@ def test_rows_are_sorted_in_runs(blocks, memory, by, numbered):
 
 def make_part(folder: Path, file: Path, thumbnails: np.ndarray, digests: np.ndarray, labels: list[int]) -> None:
     rows = np.zeros(len(thumbnails), ROW)
-    rows["thumbnail"], rows["digest"], rows["label"], rows["row"] = thumbnails, digests, labels, np.arange(len(rows))
+    rows["thumbnail"], rows["digest"], rows["row"] = thumbnails, digests, np.arange(len(rows))
     rows["width"] = rows["height"] = 9
     header = PartHeader(
-        key=key_of(ShardSource(file, "")), rows=len(rows), names_bytes=0, prefix=f"{file}, ", splits={"": len(rows)},
-        labels=("", "a", "b"), kind="classes", counts={"": {}}, empty_classes=(), task="classify", annotated=(),
+        key=key_of(ShardSource(file, "")), rows=len(rows), text_bytes=0, prefix=f"{file}, ", splits={"": len(rows)},
+        kind="classes", counts={"": {}}, empty_classes=(), task="classify", annotated=(),
         notes=(), modes=("RGB",), errors={}, faults={},
     )  # fmt: skip
     names = [f"{file}, {row}" for row in range(len(rows))]
-    (folder / file_of(header.key)).write_bytes(part_content(header, rows, names))
+    (folder / file_of(header.key)).write_bytes(part_content(header, rows, list(map(str, labels)), names))
 
 
 @given(data=st.data())

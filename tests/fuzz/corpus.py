@@ -245,14 +245,14 @@ def kept_looks() -> Files:
 def scan_parts() -> Files:
     """A part of a check, with a picture that cannot be read and one with a fault."""
     rows = np.zeros(3, ROW)
-    rows["width"], rows["height"], rows["label"], rows["flags"] = (0, 5, 6), (0, 5, 6), (0, 1, 1), (0, 1, 2)
+    rows["width"], rows["height"], rows["flags"] = (0, 5, 6), (0, 5, 6), (4, 1, 2)
     header = PartHeader(
-        key=PART, rows=3, names_bytes=0, prefix="/data/", splits={"train": 2, "val": 1}, labels=("", "cat"),
+        key=PART, rows=3, text_bytes=0, prefix="/data/", splits={"train": 2, "val": 1}, 
         kind="classes", counts={"train": {"cat": 1}, "val": {"cat": 1}}, empty_classes=("dog",), task="classify",
         annotated=(), notes=("note",), modes=("RGB",), errors={0: "damaged"},
         faults={2: (AnnotationFault("no objects", "none"),)},
     )  # fmt: skip
-    yield "three.part", part_content(header, rows, ["/data/a.jpg", "/data/b.jpg", "/data/c/ü.jpg"])
+    yield "three.part", part_content(header, rows, ["", "cat", "cat"], ["/data/a.jpg", "/data/b.jpg", "/data/c/ü.jpg"])
 
 
 def typed() -> Files:

@@ -316,7 +316,7 @@ def _scan_part(folder: Path) -> None:
     part = ScanPart(folder, PART)
     rows = np.arange(len(part.rows()))
     with refusals():
-        part.names(rows)
+        part.stored.texts(rows)
     for row in rows.tolist():
         part.scan(row)
 

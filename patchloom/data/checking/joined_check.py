@@ -46,11 +46,12 @@ from patchloom.data.checking.duplicates import (
 )
 from patchloom.data.checking.oddities import STRIP_RATIO, TINY_SHARE, is_odd_mode, odd_kinds
 from patchloom.data.checking.part_sources import PartSources, one_file
-from patchloom.data.checking.scan_parts import PART_FILE, ScanPart, file_of, key_of
+from patchloom.data.checking.scan_parts import ANIMATED, BARE, PART_FILE, ROTATED, ScanPart, StoredRows, file_of, key_of
 from patchloom.data.checking.sorted_rows import RowFile, RowSorter
 from patchloom.data.checking.survey import ImageLocation, Unreadable
 from patchloom.data.datasets import Fault, Listing, Progress
-from patchloom.data.labels.similar_names import BARE, look_alikes
+from patchloom.data.labels.similar_names import BARE as NO_LABEL
+from patchloom.data.labels.similar_names import look_alikes
 from patchloom.data.splits import group_by_split
 from patchloom.disk import atomic_file, atomic_write, disk_errors, locked, sync_file, temporary_path
 from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError
@@ -122,6 +123,7 @@ class PartTable:
     def __init__(self, sources: PartSources, folder: Path) -> None:
         self.sources = sources
         self._keys: list[str] = []
+        self._stored: list[StoredRows] = []
         self.task, self.annotated, self.kinds = "classify", (), set[str]()
         self.notes: dict[str, None] = {}
         counted: list[tuple[str, dict[str, int]]] = []
@@ -133,7 +135,9 @@ class PartTable:
             if file_of(key) not in present:
                 missing.append(source.name)
                 continue
-            header = ScanPart(folder, key).header
+            part = ScanPart(folder, key)
+            header = part.header
+            self._stored.append(part.stored)
             if not self._keys:
                 self.task, self.annotated = header.task, header.annotated
             self._keys.append(key)
@@ -180,16 +184,15 @@ class PartTable:
 
     def places_in(self, segment: Segment, rows: np.ndarray) -> list[ImageLocation]:
         """Return the locations of some rows of a part, in the split of this segment."""
-        part = self.open(segment.part)
-        stored, labels = part.mapped[rows], part.header.labels
-        numbers = stored["row"].tolist() if self.sources.folder is None else [0] * len(rows)
-        named = zip(part.names(rows), stored["label"].tolist(), numbers, strict=True)
-        return [ImageLocation(name, segment.split, labels[label], number) for name, label, number in named]
+        stored = self._stored[segment.part]
+        numbers = stored.mapped()["row"][rows].tolist() if self.sources.folder is None else [0] * len(rows)
+        texts = zip(stored.texts(rows), numbers, strict=True)
+        return [ImageLocation(name, segment.split, label, number) for (label, name), number in texts]
 
     def thumbnails(self, positions: np.ndarray) -> np.ndarray:
         """Return the thumbnails of images at sorted positions."""
         segments = self._by_segment(positions)
-        return np.concatenate([self.open(segment.part).mapped["thumbnail"][rows] for segment, rows in segments])
+        return np.concatenate([self._stored[part].mapped()["thumbnail"][rows] for (_, part, *_), rows in segments])
 
     def _by_segment(self, positions: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
@@ -365,7 +368,7 @@ class _Join:
         self._faults.setdefault(fault.kind, _Collector(MOST_LINES)).add(fault)
 
     def _note_unlabeled(self, segment: Segment, rows: np.ndarray) -> None:
-        bare = np.flatnonzero(rows["label"] == 0) if segment.split == "train" else np.zeros(0, np.int64)
+        bare = np.flatnonzero(rows["flags"] & BARE) if segment.split == "train" else np.zeros(0, np.int64)
         if len(bare) and not self._unlabeled:
             self._first_unlabeled = self._table.places_in(segment, bare[:1] + segment.first)[0].where
         self._unlabeled += len(bare)
@@ -377,7 +380,7 @@ class _Join:
         total = table.splits["train"]
         if "classes" in table.kinds and 0 < self._unlabeled < total:
             detail = f"{self._unlabeled:,} of {total:,} images, the first is {self._first_unlabeled}"
-            yield Fault(table.sources.name, BARE, detail)
+            yield Fault(table.sources.name, NO_LABEL, detail)
 
     def _find_odd(self, file: Path) -> tuple[FirstItems[OddImage], dict[tuple[str, str], int]]:
         """List the odd images; which are tiny is known only once all sizes are."""
@@ -503,13 +506,13 @@ def _within(segment: Segment, rows: Iterable[int]) -> np.ndarray:
 
 def _odd_rows(part: ScanPart, segment: Segment, usual_side: float) -> np.ndarray:
     """Return the rows of a segment that may be odd, sorted."""
-    rows, header = part.mapped[segment.first : segment.first + segment.rows], part.header
+    rows, header = part.stored.mapped()[segment.first : segment.first + segment.rows], part.header
     width, height = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
     short, long = np.minimum(width, height), np.maximum(width, height)
     odd_modes = np.array([is_odd_mode(mode) for mode in header.modes], dtype=bool)
     odd = (
         odd_modes[rows["mode"]]
-        | (rows["flags"] > 0)
+        | (rows["flags"] & (ROTATED | ANIMATED) > 0)
         | (long >= STRIP_RATIO * short)
         | (short < TINY_SHARE * usual_side)
     )

@@ -1,9 +1,9 @@
 """Scan parts: the scans of all images of one shard, or of one slice of a folder, in one file that never changes.
 
     scan-train-000000-3f9a1c0277b0e1a4.part
-        one line of JSON   what the part is of, its splits, labels, class counts, errors and faults, and checksums
+        one line of JSON   what the part is of, its splits, class counts, errors and faults, and checksums
         rows               one `ROW` per image
-        names              of the images, one after another, without the prefix that all share
+        texts              label and name of each image, one after another; without the start that all names share
 
 A part depends on its source and on LAYOUT alone, and its name is a digest of both. So any machine can make any part, in
 any order, and one that exists is skipped. Rows are grouped by split: the names in a column `split`, or '' if the name
@@ -14,13 +14,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,23 +43,21 @@ ROW = np.dtype(
         ("width", "<u4"),  # of the upright image; 0 if it cannot be read
         ("height", "<u4"),
         ("row", "<u4"),  # in the store of the shard
-        ("label", "<u4"),  # in `labels`
-        ("name_end", "<u4"),  # in the names; it begins where the last one ends
+        ("text_end", "<u4"),  # of label and name; they begin where those of the image before end
         ("mode", "u1"),  # in `modes`
         ("flags", "u1"),
     ]
 )
-ROTATED, ANIMATED = 1, 2  # flags
+ROTATED, ANIMATED, BARE = 1, 2, 4  # flags; a bare image has no label
 _AT_ONCE = 1 << 16  # bytes that are read of a header
 _MAX_STEM = 64  # letters of the name of a shard in that of its part
 _SHAPE = {
     "layout": int,
     "key": str,
     "rows": int,
-    "names_bytes": int,
+    "text_bytes": int,
     "prefix": str,
     "splits": dict[str, int],
-    "labels": list[str],
     "kind": str,
     "counts": dict[str, dict[str, int]],
     "empty_classes": list[str],
@@ -81,10 +78,9 @@ class PartHeader:
 
     key: str
     rows: int
-    names_bytes: int
+    text_bytes: int
     prefix: str  # of all names
     splits: dict[str, int]  # split as the source names it → rows
-    labels: tuple[str, ...]  # that rows refer to; the first is ''
     kind: str  # of labels: "classes", "labels", "numbers", or '' for none
     counts: dict[str, dict[str, int]]  # split → class → readable images
     empty_classes: tuple[str, ...]  # of the source, without an image in it
@@ -94,7 +90,7 @@ class PartHeader:
     modes: tuple[str, ...]
     errors: dict[int, str]  # row → why it cannot be read
     faults: dict[int, tuple[AnnotationFault, ...]]
-    content_sha256: str = ""  # of rows and names
+    content_sha256: str = ""  # of rows and texts
 
 
 def key_of(source: PartSource) -> str:
@@ -113,17 +109,16 @@ def scan_source(source: PartSource) -> tuple[PartHeader, bytes]:
     """Scan the images of a shard or slice. Returns the header and the content of its part."""
     key, opened = key_of(source), source.open()
     scans: list[ImageScan] = []
-    labels: dict[str, int] = {"": 0}
     modes: dict[str, int] = {}
-    rows, names, splits, counts = [], [], {}, {}
+    rows, labels, names, splits, counts = [], [], [], {}, {}
     for split, listing in _listings(opened).items():
         first = len(scans)
         for position, row in enumerate(listing.rows.tolist()):
             scan = scan_image(listing.images, row, digest_of_pixels=True)
-            label = labels.setdefault(", ".join(listing.labels_of(position)), len(labels))
             scans.append(scan)
+            labels.append(", ".join(listing.labels_of(position)))
             names.append(listing.images.where(row))
-            rows.append(_row(scan, row, label, modes.setdefault(scan.mode, len(modes))))
+            rows.append(_row(scan, row, modes.setdefault(scan.mode, len(modes)), is_bare=not labels[-1]))
         splits[split] = len(scans) - first
         readable = listing.subset(np.array([not scan.error for scan in scans[first:]], dtype=bool))
         counted = zip(readable.names, readable.counts.tolist(), strict=True) if _kind(opened) else ()
@@ -134,10 +129,9 @@ def scan_source(source: PartSource) -> tuple[PartHeader, bytes]:
     header = PartHeader(
         key=key,
         rows=len(rows),
-        names_bytes=0,
+        text_bytes=0,
         prefix=_common_start(names),
         splits=splits,
-        labels=tuple(labels),
         kind=_kind(opened),
         counts=counts,
         empty_classes=tuple(dict.fromkeys(name for name in known if name not in present)),
@@ -148,16 +142,19 @@ def scan_source(source: PartSource) -> tuple[PartHeader, bytes]:
         errors={number: scan.error for number, scan in enumerate(scans) if scan.error},
         faults={number: scan.faults for number, scan in enumerate(scans) if scan.faults},
     )
-    return header, part_content(header, np.array(rows, ROW), names)
+    return header, part_content(header, np.array(rows, ROW), labels, names)
 
 
-def part_content(header: PartHeader, rows: np.ndarray, names: list[str]) -> bytes:
-    """Return the content of a part. Lengths and checksums in the header, and the ends of names, are filled in."""
-    encoded = [name[len(header.prefix) :].encode("utf-8", "replace") for name in names]
-    rows["name_end"] = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    content = rows.tobytes() + b"".join(encoded)
-    names_bytes = len(content) - rows.nbytes
-    whole = replace(header, names_bytes=names_bytes, content_sha256=hashlib.sha256(content).hexdigest())
+def part_content(header: PartHeader, rows: np.ndarray, labels: Sequence[str], names: Sequence[str]) -> bytes:
+    """Return the content of a part. Lengths and checksums in the header, and the ends of texts, are filled in."""
+    texts = [
+        f"{label}\0{name[len(header.prefix) :]}".encode("utf-8", "replace")
+        for label, name in zip(labels, names, strict=True)
+    ]
+    rows["text_end"] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    content = rows.tobytes() + b"".join(texts)
+    text_bytes = len(content) - rows.nbytes
+    whole = replace(header, text_bytes=text_bytes, content_sha256=hashlib.sha256(content).hexdigest())
     values = json.loads(json.dumps({"layout": LAYOUT, **asdict(whole)}))
     values["faults"] = {row: [[fault.kind, fault.detail] for fault in own] for row, own in whole.faults.items()}
     values["own_sha256"] = own_sha256(json.loads(json.dumps(values)))
@@ -190,11 +187,38 @@ def _kind(source: Source) -> str:
     return learned.kind if learned else ""
 
 
-def _row(scan: ImageScan, row: int, label: int, mode: int) -> tuple[Any, ...]:
-    flags = ROTATED * scan.rotated | ANIMATED * scan.animated
+def _row(scan: ImageScan, row: int, mode: int, *, is_bare: bool) -> tuple[Any, ...]:
+    flags = ROTATED * scan.rotated | ANIMATED * scan.animated | BARE * is_bare
     thumbnail = np.frombuffer(scan.thumbnail.ljust(THUMBNAIL_BYTES, b"\0"), np.uint8)
     digest = np.frombuffer(scan.digest.ljust(16, b"\0"), "<u8")
-    return thumbnail, digest, scan.width, scan.height, row, label, 0, mode, flags
+    return thumbnail, digest, scan.width, scan.height, row, 0, mode, flags
+
+
+class StoredRows(NamedTuple):
+    """Where the rows of a part are on the disk. `ScanPart.rows` has checked them before they are read from here."""
+
+    path: Path
+    start: int  # of the rows in the file
+    count: int
+    prefix: str
+
+    def mapped(self) -> np.ndarray:
+        """Return all rows, mapped from the disk."""
+        with _damage(self.path):
+            return np.memmap(self.path, ROW, "r", self.start, (self.count,)) if self.count else np.zeros(0, ROW)
+
+    def texts(self, rows: np.ndarray) -> list[tuple[str, str]]:
+        """Return label and name of some of the images, as messages print them."""
+        ends, texts = self.mapped()["text_end"], []
+        first = self.start + self.count * ROW.itemsize
+        with _damage(self.path), open_plain(self.path) as file:
+            for row in rows.tolist():
+                begin = int(ends[row - 1]) if row else 0
+                file.seek(first + begin)
+                data = file.read(max(0, int(ends[row]) - begin))
+                label, _, name = data.decode("utf-8", "replace").partition("\0")
+                texts.append((label, self.prefix + name))
+        return texts
 
 
 class ScanPart:
@@ -207,21 +231,17 @@ class ScanPart:
             if self._bytes > memory_bytes():
                 raise ValueError(f"it has {self._bytes:,} bytes, more than the memory of this machine")
             line = _first_line(file)
-            self._start = len(line)
             self.header = _header(parse_json(line, most=self._bytes), key)
-            if self._names_start + self.header.names_bytes != self._bytes:
+            self.stored = StoredRows(self.path, len(line), self.header.rows, self.header.prefix)
+            if len(line) + self.header.rows * ROW.itemsize + self.header.text_bytes != self._bytes:
                 raise ValueError(f"it has {self._bytes:,} bytes, and its header says otherwise")
-
-    @property
-    def _names_start(self) -> int:
-        return self._start + self.header.rows * ROW.itemsize
 
     def rows(self) -> np.ndarray:
         """Read all rows. Raises CheckpointError unless they are what was written, and fit the header."""
         with _damage(self.path), open_plain(self.path) as file:
-            file.seek(self._start)
-            content = file.read(self._bytes - self._start)
-            while len(content) < self._bytes - self._start and (more := file.read()):
+            file.seek(self.stored.start)
+            content = file.read(self._bytes - self.stored.start)
+            while len(content) < self._bytes - self.stored.start and (more := file.read()):
                 content += more
             if hashlib.sha256(content).hexdigest() != self.header.content_sha256:
                 raise ValueError("its checksum does not match")
@@ -232,39 +252,19 @@ class ScanPart:
     def _check(self, rows: np.ndarray) -> None:
         header = self.header
         unreadable = np.flatnonzero((rows["width"] == 0) | (rows["height"] == 0))
-        ends = np.concatenate([[0], rows["name_end"].astype(np.int64)])
+        ends = np.concatenate([[0], rows["text_end"].astype(np.int64)])
         fits = (
             unreadable.tolist() == sorted(header.errors)
-            and not np.any(rows["label"] >= len(header.labels))
             and not np.any(rows["mode"] >= len(header.modes))
             and not np.any(np.diff(ends) < 0)
-            and ends[-1] == header.names_bytes
+            and ends[-1] == header.text_bytes
         )
         if not fits:
             raise ValueError("its rows do not fit its header")
 
-    @cached_property
-    def mapped(self) -> np.ndarray:
-        """The rows, mapped from the disk. `rows` has checked them before."""
-        with _damage(self.path):
-            if not self.header.rows:
-                return np.zeros(0, ROW)
-            return np.memmap(self.path, ROW, "r", self._start, (self.header.rows,))
-
-    def names(self, rows: np.ndarray) -> list[str]:
-        """Return the names of some of the images, as messages print them."""
-        ends, named = self.mapped["name_end"], []
-        with _damage(self.path), open_plain(self.path) as file:
-            for row in rows.tolist():
-                start = int(ends[row - 1]) if row else 0
-                file.seek(self._names_start + start)
-                text = file.read(max(0, int(ends[row]) - start)).decode("utf-8", "replace")
-                named.append(self.header.prefix + text)
-        return named
-
     def scan(self, row: int) -> ImageScan:
         """Return the scan of one image, without digest and thumbnail."""
-        one, header = self.mapped[row], self.header
+        one, header = self.stored.mapped()[row], self.header
         if row in header.errors:
             return ImageScan(error=header.errors[row])
         flags, sides = int(one["flags"]), (int(one["width"]), int(one["height"]))
@@ -296,13 +296,12 @@ def _header(values: Any, key: str) -> PartHeader:
     }
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     header = PartHeader(**values | lists | {"errors": errors, "faults": faults})
-    numbers = [header.rows, header.names_bytes, *header.splits.values()]
+    numbers = [header.rows, header.text_bytes, *header.splits.values()]
     numbers += [count for own in header.counts.values() for count in own.values()]
     fits = (
         min(numbers) >= 0
         and sum(header.splits.values()) == header.rows
         and header.counts.keys() <= header.splits.keys()
-        and header.labels[:1] == ("",)
         and all(0 <= row < header.rows for row in (*errors, *faults))
         and "" not in errors.values()
     )
