@@ -67,9 +67,10 @@ COPIES = 0.01  # of the images
 
 
 def made_thumbnails(count: int, noise: np.random.Generator) -> np.ndarray:
-    """Noise of 4×4 pixels, enlarged: neighboring pixels are related, as in photos."""
-    rows, columns = (np.stack([np.interp(np.linspace(0, 3, n), range(4), line) for line in np.eye(4)]) for n in (8, 9))
-    small = noise.random((count, 4, 4, 3), np.float32) * 255
+    """Noise of 5×5 pixels, enlarged, of different contrast: as many hashes are near by chance as those of photos."""
+    rows, columns = (np.stack([np.interp(np.linspace(0, 4, n), range(5), line) for line in np.eye(5)]) for n in (8, 9))
+    contrast = 255 * noise.uniform(0.25, 1, (count, 1, 1, 1)).astype(np.float32)
+    small = 127 + contrast * (noise.random((count, 5, 5, 3), np.float32) - 0.5)
     return np.einsum("nijc,ir,jk->nrkc", small, rows, columns, optimize=True).astype(np.uint8).reshape(count, 216)
 
 

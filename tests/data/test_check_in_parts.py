@@ -19,7 +19,14 @@ from patchloom import disk
 from patchloom.data.checking import duplicates, joined_check, large_check, part_sources, sorted_rows
 from patchloom.data.checking.check import check
 from patchloom.data.checking.check_report import FirstItems, total_of
-from patchloom.data.checking.duplicates import equal_groups, linked, similar_pairs
+from patchloom.data.checking.duplicates import (
+    equal_groups,
+    levels_of,
+    linked,
+    may_be_similar,
+    similar_colors,
+    similar_pairs,
+)
 from patchloom.data.checking.joined_check import SCRATCH_BYTES, join_parts
 from patchloom.data.checking.part_sources import PartSources, ShardSource, SliceSource, list_part_sources
 from patchloom.data.checking.scan_parts import ROW, PartHeader, ScanPart, file_of, key_of, part_content
@@ -141,6 +148,18 @@ def test_groups_are_those_of_a_check_in_memory(tmp_path_factory, data):
         assert len(report.conflicts(near=is_near)) == sum(len({labels[i] for i in group}) > 1 for group in groups)
         assert len(report.leaks(near=is_near)) == sum(len({split[i] for i in group}) > 1 for group in groups)
     assert names_of(folder) == REPORT | {file_of(key_of(source)) for source in sources}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_no_similar_pair_is_dropped_by_its_levels(seed, noise):
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, 256, (200, 216)).clip(noise, 255 - noise)
+    second = first + rng.integers(-1, 2, (200, 1)) * rng.integers(0, noise + 1, (200, 216))
+    colors = np.concatenate([first, second]).astype(np.uint8)
+    pairs = np.column_stack([np.arange(200), np.arange(200, 400)])
+    levels = levels_of(colors)
+    assert not np.any(similar_colors(colors, pairs) & ~may_be_similar(levels[:200], levels[200:]))
+    assert not np.any(may_be_similar(levels[:200], levels_of(colors[:200] // 2)))
 
 
 # Whole datasets -------------------------------------------------------------------------------------------------------

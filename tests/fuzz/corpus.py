@@ -247,7 +247,7 @@ def scan_parts() -> Files:
     rows = np.zeros(3, ROW)
     rows["width"], rows["height"], rows["flags"] = (0, 5, 6), (0, 5, 6), (4, 1, 2)
     header = PartHeader(
-        key=PART, rows=3, text_bytes=0, prefix="/data/", splits={"train": 2, "val": 1}, 
+        key=PART, rows=3, text_bytes=0, prefix="/data/", splits={"train": 2, "val": 1},
         kind="classes", counts={"train": {"cat": 1}, "val": {"cat": 1}}, empty_classes=("dog",), task="classify",
         annotated=(), notes=("note",), modes=("RGB",), errors={0: "damaged"},
         faults={2: (AnnotationFault("no objects", "none"),)},

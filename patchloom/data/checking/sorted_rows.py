@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROWS_IN_MEMORY = 1 << 21  # of up to three columns; sorting takes about 70 bytes for each
+ROWS_IN_MEMORY = 1 << 21  # of up to four columns; sorting takes about 90 bytes for each
 _FEWEST = 256  # rows of a run that are read at once
 
 
