@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ from patchloom.data.checking.part_sources import PartSources, ShardSource, Slice
 from patchloom.data.checking.scan_parts import ROW, PartHeader, ScanPart, file_of, key_of, part_content
 from patchloom.data.checking.sorted_rows import RowSorter
 from patchloom.data.packing import pack
+from patchloom.report.check_page import write_check_page
 from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.data.dirty import jpeg, make_dirty, make_image
 from tests.data.test_check import make_parquet
@@ -387,6 +389,27 @@ def test_a_killed_check_goes_on_to_the_same_report(step, workers, tmp_path) -> N
     assert names_of(out) == names_of(tmp_path / "alone")
     for name in REPORT - {"check.json"}:
         assert (out / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+@pytest.mark.parametrize("make", [make_bare, make_tables])
+def test_a_foreign_part_shows_no_other_file(make, tmp_path) -> None:
+    """Its checksums are right, and it names images that are not of the data."""
+    root, secret = make(tmp_path / "data"), tmp_path / "secret.jpg"
+    secret.write_bytes(jpeg(make_image(0)))
+    key = key_of(next(list_part_sources(root).listed()))
+    check(root, out=tmp_path / "check", workers=1)
+    part = ScanPart(tmp_path / "check", key)
+    rows, names = part.rows().copy(), [str(secret), f"{root}/../secret.jpg", f"{root}/0.parquet, row 0"]
+    rows["row"], rows["digest"] = 1 << 31, 1
+    rows["width"] = rows["height"] = 9
+    header = replace(part.header, prefix="", errors={})
+    content = part_content(header, rows, ["a"] * len(rows), [names[i % 3] for i in range(len(rows))])
+    part.path.write_bytes(content)
+    report = check(root, out=tmp_path / "check", join=True)
+    assert {place.where for group in report.duplicates for place in group} >= set(names)
+    write_check_page(tmp_path / "check.html", report, problems=[])
+    opened = [report.listing_of(place) for place in report.duplicates[0]]
+    assert {one and one.images.key(0) for one in opened} <= {None, "0.parquet, row 0"}
 
 
 def test_any_flipped_byte_is_noticed(tmp_path) -> None:

@@ -544,10 +544,11 @@ def _opener(sources: PartSources) -> Callable[[ImageLocation], Listing | None]:
     def open_listing(place: ImageLocation) -> Listing | None:
         try:
             if sources.folder is not None:
-                return one_file(sources.folder, place.where)
+                return one_file(sources.folder, place.where)  # parts may come from anyone
             names = itertools.accumulate(place.where.split(", "), lambda start, more: f"{start}, {more}")
             name = next((name for name in names if name in by_name), None)
-            return opened(name) if name else None
+            listing = opened(name) if name else None
+            return listing if listing and place.row < len(listing.images) else None
         except PatchloomError:
             return None
 

@@ -24,7 +24,7 @@ from patchloom.data.sources.class_folders import FolderScan, skipped_notes, spli
 from patchloom.data.sources.source import list_shards, open_shard
 from patchloom.data.sources.specs import Data, split_specs
 from patchloom.data.splits import group_by_split, name_files
-from patchloom.data.trees.tree import FolderTree
+from patchloom.data.trees.tree import FolderTree, below
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
@@ -184,7 +184,9 @@ def list_part_sources(data: Data) -> PartSources:
     return PartSources(f"{name} ({kind})", sources, None, notes)
 
 
-def one_file(root: Path, where: str) -> Listing:
-    """Return the listing of one image file of a folder, by its location."""
-    images = FolderTree(root).images([os.path.relpath(where, root)])
-    return Listing(images, np.zeros(1, np.int64), np.full(1, UNLABELED), ())
+def one_file(root: Path, where: str) -> Listing | None:
+    """Return the listing of one image file, by its location; None if it is not in the folder."""
+    inside = below(root, where)
+    if inside is None:
+        return None
+    return Listing(FolderTree(root).images([inside]), np.zeros(1, np.int64), np.full(1, UNLABELED), ())
