@@ -126,7 +126,8 @@ class PartTable:
         self.sources = sources
         self._keys: list[str] = []
         self._stored: list[StoredRows] = []
-        self.task, self.annotated, self.kinds = "classify", (), set[str]()
+        self.task, self.kinds = "classify", set[str]()
+        self.annotated: tuple[str, ...] = ()
         self.notes: dict[str, None] = {}
         counted: list[tuple[str, dict[str, int]]] = []
         counts: dict[tuple[str, str], Counter[str]] = {}

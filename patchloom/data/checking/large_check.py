@@ -7,7 +7,7 @@ that exist are skipped. `check(DATA, out="CHECK")` makes what is missing and joi
 import multiprocessing
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -62,9 +62,8 @@ def check_in_parts(
     made: list[_MadePart] = []
     if not join:
         present = set(bucket.names() if bucket else os.listdir(folder))
-        missing = (source for source in sources.listed(share) if file_of(key_of(source)) not in present)
-        if sources.shards:  # few enough to be counted
-            missing = iter([*missing])
+        missing: Iterable[PartSource] = (each for each in sources.listed(share) if file_of(key_of(each)) not in present)
+        missing = [*missing] if sources.shards else missing  # few enough to be counted
         total = operator.length_hint(missing)
         for one in _made(missing, folder, workers or cores()):
             made.append(one)
@@ -107,7 +106,7 @@ def _share_report(share: str, name: str, made: list[_MadePart]) -> CheckReport:
     )
 
 
-def _made(missing: Iterator[PartSource], folder: Path, workers: int) -> Iterator[_MadePart]:
+def _made(missing: Iterable[PartSource], folder: Path, workers: int) -> Iterator[_MadePart]:
     """Make parts in several processes and yield them as they are done."""
     if workers == 1:
         yield from (_make(source, folder) for source in missing)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -33,26 +32,6 @@ SLICE_FILES = 4096  # of a slice, on average
 _LONGEST = 4  # a slice has at most as many times that
 
 
-class PartSource(Protocol):
-    """A shard or a slice, from which one part of a check is made."""
-
-    split: str
-
-    @property
-    def name(self) -> str:
-        """A short name, from which that of the part is made."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """A text that changes with the content."""
-        ...
-
-    def open(self) -> Source:
-        """List its images."""
-        ...
-
-
 @dataclass(frozen=True)
 class ShardSource:
     """A tar shard or parquet file. `split` comes from its name and those of the others."""
@@ -62,15 +41,18 @@ class ShardSource:
 
     @property
     def name(self) -> str:
+        """A short name, from which that of the part is made."""
         return os.path.splitext(self.file.name)[0]
 
     @cached_property
     def identity(self) -> str:
+        """A text that changes with the content."""
         if isinstance(self.file, RemoteFile):
             return f"{self.file.url}\0{self.file.state}"
         return f"{self.file}\0{file_state(self.file)}"
 
     def open(self) -> Source:
+        """List its images."""
         return tidy(open_shard(self.file))
 
 
@@ -85,21 +67,27 @@ class SliceSource:
 
     @property
     def name(self) -> str:
+        """A short name, from which that of the part is made."""
         return self.split
 
     @cached_property
     def identity(self) -> str:
+        """A text that changes with the content."""
         states = hashlib.sha256()
         for path in self.paths:
             states.update(f"{path}\0{file_state(self.root / path)}\0".encode("utf-8", "surrogateescape"))
         return f"{self.root}\0{states.hexdigest()}"
 
     def open(self) -> Source:
+        """List its images."""
         names = tuple(sorted({*self.classes} - {""}))
         number = {name: i for i, name in enumerate(names)} | {"": UNLABELED}
         labels = np.array([number[name] for name in self.classes], dtype=np.int64)
         images = FolderTree(self.root).images(self.paths)
         return tidy(Source(self.root.name, Listing(images, np.arange(len(labels)), labels, names)))
+
+
+PartSource = ShardSource | SliceSource
 
 
 @dataclass

@@ -166,7 +166,8 @@ def _listings(source: Source) -> dict[str, Listing]:
     images = source.train.images
     if not (isinstance(images, ParquetImages) and "split" in images.columns):
         return {"": source.train}
-    names, listings = splits_of_rows(images), {}
+    listings: dict[str, Listing] = {}
+    names = splits_of_rows(images)
     for listing in source.listings.values():
         own = np.array([names[row] for row in listing.rows.tolist()], dtype=object)
         listings |= {name: listing.subset(own == name) for name in dict.fromkeys(own.tolist())}
@@ -199,18 +200,18 @@ class StoredRows(NamedTuple):
 
     path: Path
     start: int  # of the rows in the file
-    count: int
+    images: int
     prefix: str
 
     def mapped(self) -> np.ndarray:
         """Return all rows, mapped from the disk."""
         with _damage(self.path):
-            return np.memmap(self.path, ROW, "r", self.start, (self.count,)) if self.count else np.zeros(0, ROW)
+            return np.memmap(self.path, ROW, "r", self.start, (self.images,)) if self.images else np.zeros(0, ROW)
 
     def texts(self, rows: np.ndarray) -> list[tuple[str, str]]:
         """Return label and name of some of the images, as messages print them."""
         ends, texts = self.mapped()["text_end"], []
-        first = self.start + self.count * ROW.itemsize
+        first = self.start + self.images * ROW.itemsize
         with _damage(self.path), open_plain(self.path) as file:
             for row in rows.tolist():
                 begin = int(ends[row - 1]) if row else 0

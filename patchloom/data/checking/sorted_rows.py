@@ -24,7 +24,7 @@ class RowFile:
 
     def add(self, rows: np.ndarray) -> None:
         """Append (n, columns) rows."""
-        rest = memoryview(np.ascontiguousarray(rows, np.uint64)).cast("B") if len(rows) else b""
+        rest = np.ascontiguousarray(rows, np.uint64).data.cast("B") if len(rows) else b""
         with open(self.path, "ab", buffering=0) as file:
             while rest:
                 rest = rest[file.write(rest) :]
