@@ -60,10 +60,7 @@ def check(
     if part is not None or join:
         raise UsageError("--part and --join need --out, the folder of the parts")
     spec = as_spec(spec)
-    sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
-    if sentences and against is not None:
-        raise UsageError(f"--against compares images, and {printable(spec)} holds sentence pairs")
-    if sentences:
+    if sentences := _sentences(spec, reading, against):
         return _sentence_report(printable(Path(os.path.expanduser(spec)).resolve().name), sentences)
     source = find_source(spec, reading=reading)
     other = find_source(against) if against is not None else None
@@ -98,6 +95,13 @@ def _refuse_unread(reading: Reading, against: Data | None) -> None:
         raise UsageError("--against compares data in memory; drop --out")
     for name in reading.chosen():
         raise UsageError(f"--{name.replace('_', '-')} is not read with --out; drop one of the two")
+
+
+def _sentences(spec: str, reading: Reading, against: Data | None) -> Sequence[SentenceSplit]:
+    sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
+    if sentences and against is not None:
+        raise UsageError(f"--against compares images, and {printable(spec)} holds sentence pairs")
+    return sentences
 
 
 def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:

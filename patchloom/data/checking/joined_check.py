@@ -273,7 +273,7 @@ class _Join:
         self._repeated = np.zeros(table.splits.total() // 8 + 1, np.uint8)  # a bit per image that equals an earlier one
 
     def report(self, decoded: int) -> JoinedReport:
-        """Take all steps."""
+        """Take all steps and return the report."""
         table, lists = self._table, {name: self._folder / f"{name}.csv" for name in LISTS}
         self._read_parts(lists["unreadable"], lists["faults"])
         odd, kinds_of_odd = self._find_odd(lists["odd"])
