@@ -314,11 +314,11 @@ def _kept_looks(folder: Path) -> None:
 def _scan_part(folder: Path) -> None:
     """All that a join asks of a part."""
     part = ScanPart(folder, PART)
-    rows = np.arange(len(part.rows()))
+    rows = part.rows()
     with refusals():
-        part.stored.texts(rows)
-    for row in rows.tolist():
-        part.scan(row)
+        part.stored.texts(np.arange(len(rows)))
+    for row in range(len(rows)):
+        part.scan(rows, row)
 
 
 def _made(path: Path) -> Path:

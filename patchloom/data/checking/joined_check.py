@@ -391,17 +391,22 @@ class _Join:
         first, kinds = _Collector[OddImage](MOST_LINES), Counter[tuple[str, str]]()
         with _csv_file(file, "split", "label", "image", "kind", "read_as") as writer:
             for segment in self._table.segments:
-                part = self._table.open(segment.part)
-                numbers = _odd_rows(part, segment, usual_side)
-                for row, place in zip(numbers.tolist(), self._table.places_in(segment, numbers), strict=True):
-                    scan = part.scan(row)
-                    no_objects = ((fault.kind, fault.detail) for fault in scan.faults if fault.kind == NO_OBJECTS)
-                    for kind, read_as in (*odd_kinds(scan, usual_side), *no_objects):
-                        writer.writerow([*_cells(place), kind, table_cell(read_as)])
-                        first.add(OddImage(place, kind, read_as))
-                        kinds[kind, "" if kind in DETAILED else read_as] += 1
+                for place, kind, read_as in self._odd_images(segment, usual_side):
+                    writer.writerow([*_cells(place), kind, table_cell(read_as)])
+                    first.add(OddImage(place, kind, read_as))
+                    kinds[kind, "" if kind in DETAILED else read_as] += 1
                 self._step()
         return first.result(), dict(kinds)
+
+    def _odd_images(self, segment: Segment, usual_side: float) -> Iterator[tuple[ImageLocation, str, str]]:
+        part = self._table.open(segment.part)
+        rows, odd = part.stored.mapped(), _odd_rows(part, segment, usual_side)
+        for start in range(0, len(odd), _BLOCK):
+            some = odd[start : start + _BLOCK]
+            for row, place in zip(some.tolist(), self._table.places_in(segment, some), strict=True):
+                scan = part.scan(rows, row)
+                no_objects = ((fault.kind, fault.detail) for fault in scan.faults if fault.kind == NO_OBJECTS)
+                yield from ((place, *oddity) for oddity in (*odd_kinds(scan, usual_side), *no_objects))
 
     def _equal_images(self) -> Iterator[np.ndarray]:
         """Yield (position of the first, position) of equal images, group by group; the later ones are `_repeated`."""

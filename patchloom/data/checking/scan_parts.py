@@ -263,9 +263,9 @@ class ScanPart:
         if not fits:
             raise ValueError("its rows do not fit its header")
 
-    def scan(self, row: int) -> ImageScan:
-        """Return the scan of one image, without digest and thumbnail."""
-        one, header = self.stored.mapped()[row], self.header
+    def scan(self, rows: np.ndarray, row: int) -> ImageScan:
+        """Return the scan of one of all rows, without digest and thumbnail."""
+        one, header = rows[row], self.header
         if row in header.errors:
             return ImageScan(error=header.errors[row])
         flags, sides = int(one["flags"]), (int(one["width"]), int(one["height"]))
