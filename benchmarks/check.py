@@ -75,8 +75,9 @@ def made_thumbnails(count: int, noise: np.random.Generator) -> np.ndarray:
 
 
 def write_parts(folder: Path, count: int) -> list[ShardSource]:
-    """Write parts of made images. Copies follow each other by up to the whole dataset."""
+    """Write parts of made images, with copies anywhere in the dataset, and print how many groups they are."""
     noise, sources = np.random.default_rng(0), []
+    equal, similar = set[int](), set[int]()
     earlier = made_thumbnails(int(count * COPIES), noise)  # originals, in the first parts
     frame, digests = made_thumbnails(1, noise), noise.integers(0, 1 << 63, (len(earlier), 2), dtype=np.uint64)
     for start in range(0, count, IMAGES_PER_PART):
@@ -91,7 +92,10 @@ def write_parts(folder: Path, count: int) -> list[ShardSource]:
         rows["thumbnail"][chosen], rows["digest"][chosen] = earlier[own], digests[own]
         copied = noise.integers(0, len(earlier), len(chosen))
         rows["thumbnail"][chosen + 1], rows["digest"][chosen + 1] = earlier[copied], digests[copied]  # equal
-        near = earlier[noise.integers(0, len(earlier), len(chosen))]
+        changed_ones = noise.integers(0, len(earlier), len(chosen))
+        equal.update(copied.tolist())
+        similar.update(changed_ones.tolist())
+        near = earlier[changed_ones]
         changed = noise.integers(-1, 2, near.shape) * (noise.random(near.shape) < 0.1)
         rows["thumbnail"][chosen + 2] = np.clip(near + changed, 0, 255)
         if start == IMAGES_PER_PART:  # frames
@@ -101,6 +105,8 @@ def write_parts(folder: Path, count: int) -> list[ShardSource]:
         rows["row"] = np.arange(size)
         write_part(folder, source, rows)
         sources.append(source)
+    frames = count > IMAGES_PER_PART
+    print(f"planted: {len(equal):,} groups of equal images, {len(similar) + frames:,} of nearly equal ones", flush=True)
     return sources
 
 
