@@ -49,7 +49,9 @@ def similar_pairs(thumbnails: Sequence[bytes]) -> np.ndarray:
     """Return (pairs, 2) positions of near-duplicates, each pair once, the smaller position first."""
     colors = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, THUMBNAIL_BYTES)
     textured, hashes = textured_hashes(colors)
-    pairs = textured[near_pairs(hashes)]
+    order = np.argsort(levels_of(colors[textured]), kind="stable")
+    pairs = np.sort(textured[order][near_pairs(hashes[order])], axis=1)
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     return pairs[similar_colors(colors, pairs)]
 
 
@@ -70,8 +72,12 @@ def similar_colors(colors: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def levels_of(colors: np.ndarray) -> np.ndarray:
-    """Return the mean colors of the upper and the lower half of (N, 216) thumbnails, as (N,) uint64 of six bytes."""
+    """Return the mean colors of the upper and the lower half of (N, 216) thumbnails, as (N,) uint64.
+
+    Sorting by them sorts by brightness, which is in the highest two bytes.
+    """
     levels = np.zeros((len(colors), 8), np.uint8)
+    levels[:, 6:] = (256 * colors.mean(axis=1)).astype("<u2")[:, None].view(np.uint8)
     levels[:, :6] = colors.reshape(-1, 2, ROWS // 2 * COLUMNS, 3).mean(axis=2).reshape(-1, 6)
     return levels.view(np.uint64)[:, 0]
 
@@ -92,7 +98,8 @@ def near_pairs(hashes: np.ndarray) -> np.ndarray:
     """Return (pairs, 2) positions of (N,) uint64 hashes that differ in at most MAX_BITS bits.
 
     So few bits change at most half of the parts of a hash. For each choice of that many parts, hashes that agree in
-    them are compared. If very many agree (frames of a static camera), each is compared with the next COMPARED only.
+    them are compared. If very many agree (frames of a static camera), each is compared with the next COMPARED only, so
+    `similar_pairs` passes the hashes in the order of brightness.
     """
     pairs = [np.zeros(0, np.int64)]
     for choice in CHOICES:

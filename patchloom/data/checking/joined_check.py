@@ -269,7 +269,7 @@ class _Join:
         self._faults: dict[str, _Collector[Fault]] = {}
         self._unlabeled, self._first_unlabeled = 0, ""  # of train
         self._digests = RowSorter(scratch, 3, numbered=True)  # two halves of a digest, position
-        self._hashes = RowFile(scratch / "hashes", 3)  # position, hash, levels
+        self._hashes = RowFile(scratch / "hashes", 3)  # levels, position, hash
         self._repeated = np.zeros(table.splits.total() // 8 + 1, np.uint8)  # a bit per image that equals an earlier one
 
     def report(self, decoded: int) -> JoinedReport:
@@ -341,7 +341,7 @@ class _Join:
         rows, positions = rows[readable], positions[readable]
         self._digests.add(np.column_stack([rows["digest"], positions]))
         textured, hashes = textured_hashes(rows["thumbnail"])
-        self._hashes.add(np.column_stack([positions[textured], hashes, levels_of(rows["thumbnail"][textured])]))
+        self._hashes.add(np.column_stack([levels_of(rows["thumbnail"][textured]), positions[textured], hashes]))
         short = np.minimum(rows["width"], rows["height"])
         for counter, values in (
             (self._widths, rows["width"]),
@@ -449,23 +449,23 @@ class _Join:
             yield np.column_stack([images[roots[some]], images[some]])
 
     def _pairs_of_hashes(self) -> RowSorter:
-        """Return the pairs of positions whose hashes are near, as `near_pairs` finds them, and whose levels are."""
+        """Return the pairs of positions whose hashes are near, as `similar_pairs` finds them, and whose levels are."""
         distinct = RowFile(self._scratch / "distinct", 3)
         for block in self._hashes.blocks():
-            places, bits = (block[:, 0] >> np.uint64(3)).astype(np.int64), (block[:, 0] & np.uint64(7)).astype(np.uint8)
+            places, bits = (block[:, 1] >> np.uint64(3)).astype(np.int64), (block[:, 1] & np.uint64(7)).astype(np.uint8)
             distinct.add(block[self._repeated[places] >> bits & 1 == 0])
         self._hashes.remove()
         pairs = RowSorter(self._scratch, 2)
         for choice in CHOICES:
-            by_key = RowSorter(self._scratch, 4, by=2, numbered=True)
+            by_key = RowSorter(self._scratch, 4, by=3, numbered=True)
             for block in distinct.blocks():
-                by_key.add(np.column_stack([keys_of(block[:, 1], choice), block]))
+                by_key.add(np.column_stack([keys_of(block[:, 2], choice), block]))
             held = np.zeros((0, 4), np.uint64)  # the last rows, with which the next ones are compared
             for block in by_key.blocks():
                 rows = np.concatenate([held, block])
-                for one, other in near_in_runs(rows[:, 2], choice):
-                    likely = (other >= len(held)) & may_be_similar(rows[one, 3], rows[other, 3])
-                    pairs.add(np.column_stack([rows[one[likely], 1], rows[other[likely], 1]]))
+                for one, other in near_in_runs(rows[:, 3], choice):
+                    likely = (other >= len(held)) & may_be_similar(rows[one, 1], rows[other, 1])
+                    pairs.add(np.sort(np.column_stack([rows[one[likely], 2], rows[other[likely], 2]]), axis=1))
                 held = rows[-COMPARED:].copy()
             self._step()
         distinct.remove()
