@@ -2,6 +2,7 @@
 
     python benchmarks/check.py --count 10000
     python benchmarks/check.py --join 10000000 --scratch /tmp    # the join of a check in parts
+    python benchmarks/check.py --photos imagenette160-train.parquet    # pairs of different photos with near hashes
 
 The loop decodes every file to RGB, in one process or shared out between several, and does nothing else. `check` also
 hashes, compares and remembers. The second check finds everything in its cache. Best of the rounds, which alternate.
@@ -27,9 +28,19 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.checking.duplicates import (
+    CHOICES,
+    keys_of,
+    levels_of,
+    may_be_similar,
+    near_pairs,
+    textured_hashes,
+    thumbnail,
+)
 from patchloom.data.checking.joined_check import SCRATCH_BYTES, join_parts
 from patchloom.data.checking.part_sources import PartSources, ShardSource
 from patchloom.data.checking.scan_parts import ROW, PartHeader, file_of, key_of, part_content
+from patchloom.data.sources.source import find_source
 
 
 def write_jpegs(folder: Path, count: int) -> None:
@@ -60,6 +71,21 @@ def seconds_of(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def print_rates(files: list[str]) -> None:
+    """Print how many pairs of photos have hashes that are compared, and that are near, by chance."""
+    sources = [find_source(file) for file in files]
+    stores = [(source.train.images, row) for source in sources for row in source.train.rows.tolist()]
+    colors = np.frombuffer(b"".join(thumbnail(images.read(row)) for images, row in stores), np.uint8).reshape(-1, 216)
+    textured, hashes = textured_hashes(colors)
+    count, levels = len(hashes), levels_of(colors[textured])
+    runs = [np.unique(keys_of(hashes, choice), return_counts=True)[1] for choice in CHOICES]
+    shared = [float((run * (run - 1)).sum()) / (count * (count - 1)) for run in runs]
+    pairs = near_pairs(hashes)
+    likely = may_be_similar(levels[pairs[:, 0]], levels[pairs[:, 1]])
+    print(f"{count:,} photos: share half of a hash {np.mean(shared):.1e} of all pairs (at most {max(shared):.1e}),")
+    print(f"hashes near {2 * len(pairs) / count / (count - 1):.1e}, of which colors may be similar {likely.mean():.3f}")
 
 
 IMAGES_PER_PART, FRAMES = 100_000, 20_000
@@ -157,7 +183,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--join", type=int, metavar="COUNT", help="join parts of this many made images")
     parser.add_argument("--scratch", type=Path, help="new folder for the parts; a temporary one by default")
+    parser.add_argument("--photos", nargs="+", default=[], help="parquet files: how many pairs have near hashes")
     given = parser.parse_args()
+    if given.photos:
+        print_rates(given.photos)
+        return
     if given.join:
         with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
             sources = write_parts(Path(folder), given.join)
