@@ -167,7 +167,8 @@ def _print_share(report: "CheckReport", options: CheckOptions, seconds: float) -
         return
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s)"
     print_result(f"{report.name}: {made} of {report.images:,} images, {unreadable:,} unreadable   {speed}")
-    print(f"Next, once all parts are made: patchloom check {shlex.quote(options.data_text)} --out {options.out} --join")
+    command = shlex.join(["patchloom", "check", *options.data, "--out", options.out or "", "--join"])
+    print(f"Next, once all parts are made: {command}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:

@@ -3,9 +3,11 @@
 This module does not import torch, so that a check stays fast.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from PIL import Image
 
@@ -38,10 +40,16 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
             "odd": total_of(report.odd),
             "faults": sum(map(total_of, report.faults_by_kind().values())),
         },
-        lists=report.lists if isinstance(report, JoinedReport) else {},
+        lists=_lists(path, report) if isinstance(report, JoinedReport) else {},
         lines=MAX_LINES,
         members=IMAGES_PER_GROUP,
     )
+
+
+def _lists(page: Path, report: JoinedReport) -> dict[str, str]:
+    """Map the names of the files that list all problems to links."""
+    folder = os.path.relpath(report.folder, page.parent)
+    return {file: quote(Path(folder, file).as_posix()) for file in report.lists.values()}
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str]]:

@@ -143,6 +143,8 @@ def test_parts_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     assert missing(joined.output, "parts/check.html", "parts/*.csv") == []
     page = (patchloom.work / "parts" / "check.html").read_text()
     assert missing(page, "unreadable.csv", "truncated.jpg", "again.jpg", "data:image/jpeg") == []
+    patchloom("check", str(root), "--out", "parts", "--page", "pages of mine/a.html")
+    assert 'href="../parts/odd.csv"' in (patchloom.work / "pages of mine" / "a.html").read_text()
     result = json.loads(patchloom("check", str(root), "--out", "parts", "--json").output)
     assert (result["counts"]["unreadable"], result["decoded"], result["lists"]["odd"]) == (4, 0, "odd.csv")
     assert patchloom("check", str(root), "--out", str(root / "parts")).code == 2
