@@ -54,6 +54,7 @@ from patchloom.inference.neighbors import check_model, index_preprocessing
 from patchloom.inference.ray_engine import embed_on_ray
 from patchloom.inference.row_table import PlacedRow, RowTable
 from patchloom.inference.shard_parts import PART_FILE, ShardEmbedder, ShardJob, read_record, with_shards
+from patchloom.options import part_of
 from patchloom.runs.config import is_run
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
@@ -366,12 +367,10 @@ def _part_name(number: int) -> str:
 def _share(part: str | None, *, join: bool, prune: bool) -> IndexShare | None:
     if part is None:
         return None
-    numbers = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
-    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
-        raise UsageError(f"--part is {part!r}, expected the number of a share and of all shares, such as 3/8")
+    share = IndexShare(*part_of(part))
     if join or prune:
         raise UsageError("--part is the work of one machine: pass --join or --prune to a later command without it")
-    return IndexShare(int(numbers[1]), int(numbers[2]))
+    return share
 
 
 def _join_shares(folder: Path, about: IndexMetadata, classifier: Classifier) -> IndexMetadata:

@@ -27,7 +27,9 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 
+from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache
+from patchloom.data.checking.scan_parts import ROW, PartHeader, part_content
 from patchloom.data.sources.shard_index import ShardSample, index_bytes
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
@@ -45,6 +47,7 @@ from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.fuzz.targets import (
     HERE,
     NETWORK,
+    PART,
     PRIVATE_KEY,
     PUBLISHED,
     TARGETS,
@@ -238,6 +241,19 @@ def kept_looks() -> Files:
             database.execute("VACUUM")
         seen.write([((b"a.png", 10, 5), ImageScan("damaged"))])
         yield "one.sqlite", seen.path.read_bytes()
+
+
+def scan_parts() -> Files:
+    """A part of a check, with a picture that cannot be read and one with a fault."""
+    rows = np.zeros(3, ROW)
+    rows["width"], rows["height"], rows["flags"] = (0, 5, 6), (0, 5, 6), (4, 1, 2)
+    header = PartHeader(
+        key=PART, rows=3, text_bytes=0, prefix="/data/", splits={"train": 2, "val": 1},
+        kind="classes", counts={"train": {"cat": 1}, "val": {"cat": 1}}, empty_classes=("dog",), task="classify",
+        annotated=(), notes=("note",), modes=("RGB",), errors={0: "damaged"},
+        faults={2: (AnnotationFault("no objects", "none"),)},
+    )  # fmt: skip
+    yield "three.part", part_content(header, rows, ["", "cat", "cat"], ["/data/a.jpg", "/data/b.jpg", "/data/c/ü.jpg"])
 
 
 def typed() -> Files:
@@ -544,6 +560,7 @@ CORPUS: dict[str, Any] = {
     "shards": shards,
     "zip": zips,
     "cache": kept_looks,
+    "scan_part": scan_parts,
     "typed": typed,
     "recipe": lambda: iter([("deit.yaml", get_recipe("deit", "deit_s").to_yaml().encode())]),
     "sentences": sentences,

@@ -37,6 +37,7 @@ from patchloom.data.annotations.mask_names import names_of_masks
 from patchloom.data.buckets import mirror, remote_file
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.checking.scan_cache import ScanCache
+from patchloom.data.checking.scan_parts import ScanPart, file_of
 from patchloom.data.datasets import Source
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -109,6 +110,7 @@ from tests.reliability.readers.reader import pixels
 HERE = Path(__file__).parent
 MOST_LETTERS = 3_000  # of a message
 HANG_S = 10.0
+PART = "data-0123456789abcdef"
 PICTURES = 3  # frames of an animation that are looked at
 
 
@@ -310,6 +312,16 @@ def _kept_looks(folder: Path) -> None:
     (folder / "a.sqlite").replace(_made(seen.path))
     seen.read()
     seen.count()
+
+
+def _scan_part(folder: Path) -> None:
+    """All that a join asks of a part."""
+    part = ScanPart(folder, PART)
+    rows = part.rows()
+    with refusals():
+        part.stored.texts(np.arange(len(rows)))
+    for row in range(len(rows)):
+        part.scan(rows, row)
 
 
 def _made(path: Path) -> Path:
@@ -717,6 +729,13 @@ TARGETS: dict[str, Target] = {
         (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz"))),
     ),
     "zip": Target(("zip",), (Reader("data.zip", _source("data.zip")),)),
+    "scan_part": Target(
+        ("bytes",),
+        (
+            Reader(file_of(PART), _scan_part),
+            Reader(file_of(PART), _scan_part, repair=lambda _, file: repairs.repair_part(file)),
+        ),
+    ),
     "cache": Target(("bytes",), (Reader("a.sqlite", _kept_looks),)),
     "typed": Target(("text",), (Reader("typed", _typed),)),
     "recipe": Target(

@@ -225,5 +225,5 @@ def test_a_run_of_minutes_says_so_unless_its_time_is_given(given, is_said, tmp_p
     monkeypatch.setattr(timing, "seconds_per_image", lambda _: 10.0)
     monkeypatch.setattr(timing, "LONGEST_EPOCHS", 1)
     said: list[str] = []
-    run_training(settings(tmp_path / "a", **({"epochs": 1} if not given else given)), say=said.append)
+    run_training(settings(tmp_path / "a", **(given or {"epochs": 1})), say=said.append)
     assert any(line.startswith("time ") and "--time 10m" in line for line in said) == is_said

@@ -162,7 +162,7 @@ def open_parquet(files: Sequence[AnyFile], name: str) -> Source:
     train = ParquetImages([by_name[file] for file in groups.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
-        own, val, test, others = listings_by_split(listing, _splits(train))
+        own, val, test, others = listings_by_split(listing, splits_of_rows(train))
         return Source(name, own, val, notes + others, test=test)
     if groups.unused:
         notes += (f"not used: {', '.join(groups.unused)}",)
@@ -211,7 +211,7 @@ def _targets(images: ParquetImages, column: str) -> ImageTargets | None:
     return labels_of_lists(lists, str(images.files[0]))
 
 
-def _splits(images: ParquetImages) -> list[str]:
+def splits_of_rows(images: ParquetImages) -> list[str]:
     """Return the split of each row."""
     values = images.column("split")
     if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MAX_SPLIT_LETTERS]:
