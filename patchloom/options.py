@@ -3,8 +3,8 @@
     epochs: Annotated[int | None, Option("Passes over the data.")] = None
 
 `patchloom.cli` builds each command from such a class, and the Python function of the same name takes the same names.
-The classes are in `tasks/settings.py` for `train`, `data/reading.py` for how data are read, else in `cli/<verb>.py`.
-This module is light: nothing here imports torch or typer.
+The classes are in `tasks/settings.py` for `train`, in `data/reading_options.py` for how data are read, and else in
+`cli/<verb>.py`. This module is light: nothing here imports torch or typer.
 """
 
 import functools

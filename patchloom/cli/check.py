@@ -13,7 +13,7 @@ import typer
 
 from patchloom.cli.options import OmitFields
 from patchloom.cli.output import refuse_inside
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.specs import is_url, join_specs
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import UsageError

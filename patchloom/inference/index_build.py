@@ -28,7 +28,7 @@ from patchloom.data.buckets.remote_file import AnyFile
 from patchloom.data.datasets import Progress
 from patchloom.data.images.image_store import ImageStore, file_state
 from patchloom.data.labels.taxonomy import level_named
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.labeled_files import list_labeled, list_objects
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import list_shards

@@ -26,7 +26,7 @@ from patchloom.data.buckets.objects import ExistsError
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.images.image_store import ImageStore, file_state
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_shard
 from patchloom.data.sources.specs import is_url
 from patchloom.disk import atomic_write, make_folder, plain_name

@@ -21,7 +21,7 @@ from patchloom.data.checking import duplicates, scan, scan_cache
 from patchloom.data.checking.check import check
 from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs, similar_pairs
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
 from patchloom_runtime.images.decode import read_file

@@ -42,7 +42,7 @@ from patchloom.data.datasets import Source
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.corrections import correct, read_corrections
 from patchloom.data.sources.exclusions import read_list

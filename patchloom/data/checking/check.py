@@ -18,7 +18,7 @@ from patchloom.data.checking.scan_cache import ImageScan
 from patchloom.data.checking.survey import ImageLocation, Survey, find_copies, survey
 from patchloom.data.datasets import Progress
 from patchloom.data.labels.unlabeled import task_and_annotations
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences
