@@ -24,7 +24,7 @@ PROBABILITIES, LABELS, PLANTED = "probabilities.npy", "labels.npy", "planted.npy
 
 def plant(arguments: argparse.Namespace) -> None:
     """Write data with planted labels, and planted.csv, the corrections that undo them."""
-    from patchloom.data.reading import Reading
+    from patchloom.data.reading_options import Reading
     from patchloom.data.sources.source import open_data
 
     splits = open_data(arguments.data, reading=Reading(val=None))

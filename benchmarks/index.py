@@ -12,6 +12,12 @@ The last one takes long. With `--folder DIR` its vectors and lists stay, and are
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only build
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only index
 python benchmarks/index.py --spread 0.5 --count 10000000 --dim 384 --part 65536 --folder DIR --only lists
+
+The files of the hits of one query, and an update that finds all files as they were (without asking the disk for them):
+
+python benchmarks/index.py --count 5000000 --dim 16 --queries 1 --versions hits update
+python benchmarks/index.py --count 5000000 --dim 16 --queries 1 --part 65536 --shards --versions hits update
+python benchmarks/index.py --count 300000 --only listing --folder DIR
 """
 
 import argparse
@@ -24,6 +30,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 # Threads that wait for others sleep: their waiting is no work, and on shared cores most of the processor's seconds.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -35,15 +42,17 @@ from peak import peak_mib
 
 from patchloom.evaluation.approximate_search import measure_recall
 from patchloom.evaluation.exact_search import exact_nearest
+from patchloom.inference import index_build
 from patchloom.inference.index_files import (
     IndexMetadata,
-    IndexRow,
     StoredVectors,
     read_about,
     write_about,
     write_part,
     write_stored_lists,
 )
+from patchloom.inference.index_rows import IndexRow
+from patchloom.inference.row_table import RowTable
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--count", type=int, default=1_000_000)
@@ -51,6 +60,7 @@ parser.add_argument("--dim", type=int, default=256)
 parser.add_argument("--queries", type=int, default=1000)
 parser.add_argument("--top", type=int, default=10)
 parser.add_argument("--part", type=int, default=4096, help="rows of a part of the index")
+parser.add_argument("--shards", action="store_true", help="parts as those of shards are written")
 parser.add_argument("--rows", type=int, default=100, help="queries at a time of the plain version")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--spread", type=float, help="vectors around 10,000 centers, this far; else all over")
@@ -71,14 +81,18 @@ def vectors(count: int, seed: int) -> torch.Tensor:
     return F.normalize(drawn)
 
 
+def path_of(number: int) -> str:
+    return f"/photos/{number // 1000:06d}/{number:09d}.jpg"
+
+
 def build() -> dict[str, float]:
     parts = []
     start = time.perf_counter()
     for number, begin in enumerate(range(0, options.count, options.part)):
         # Each part from its own seed: all of them at once would be the peak.
         some = vectors(min(options.part, options.count - begin), number)
-        rows = [IndexRow(f"/photos/{begin + i:09d}.jpg", "", 0, 0) for i in range(len(some))]
-        parts.append(write_part(options.folder, f"part-{number:05d}", some.numpy(), rows))
+        rows = [IndexRow(path_of(begin + i), "", 0, 0) for i in range(len(some))]
+        parts.append(write_part(options.folder, f"part-{number:05d}", some.numpy(), rows, of_shard=options.shards))
     write_about(options.folder, IndexMetadata("random", "", {}, options.dim, parts=tuple(parts)))
     return {"written_s": time.perf_counter() - start}
 
@@ -112,6 +126,53 @@ def answered(search) -> dict[str, float]:
 def index() -> dict[str, float]:
     stored = StoredVectors(options.folder, read_about(options.folder))
     return answered(lambda queries: exact_nearest(stored, queries, options.top))
+
+
+def hits() -> dict[str, float]:
+    """Open the index, search, and name the files that were found; the second time with everything open."""
+    start = time.perf_counter()
+    stored = StoredVectors(options.folder, read_about(options.folder))
+    opened, queries, numbers = time.perf_counter() - start, vectors(options.queries, 10**6), {}
+    for name in ("first", "again"):
+        start = time.perf_counter()
+        _, positions = exact_nearest(stored, queries, options.top)
+        searched = time.perf_counter()
+        stored.files(positions.flatten())
+        numbers[f"{name}_s"], numbers[f"{name}_files_s"] = searched - start, time.perf_counter() - searched
+    return {"opened_s": opened} | numbers
+
+
+class MadeFiles:
+    """The listing of all files of the index, made one by one."""
+
+    def __iter__(self):
+        return ((path_of(number), "") for number in range(options.count))
+
+
+def update() -> dict[str, float]:
+    """An update of the index by the same files."""
+    index_build.file_state = lambda _: (0, 0)
+    start, used = time.perf_counter(), time.process_time()
+    with RowTable() as stored, RowTable() as expected:
+        build = index_build._Build(options.folder, read_about(options.folder), stored, expected)
+        read = time.perf_counter()
+        missing = build.missing(index_build.Collection(MadeFiles(), {}, "", {}))
+    assert not missing
+    numbers = {"read_s": read - start, "compared_s": time.perf_counter() - read}
+    return numbers | {"processor_s": time.process_time() - used}
+
+
+def listing() -> dict[str, float]:
+    """The listing of a folder of so many files, which an update begins with."""
+    for number in range(10):
+        (options.folder / "images" / f"class-{number}").mkdir(parents=True)
+    for number in range(options.count):
+        (options.folder / "images" / f"class-{number % 10}" / f"{number:09d}.jpg").touch()
+    unlabeled = SimpleNamespace(labels=(), reading_of=lambda _, reading: reading)
+    before, start = peak_mib(), time.perf_counter()
+    index_build.collect([str(options.folder / "images")], unlabeled)
+    bytes_per_file = (peak_mib() - before) * 2**20 / options.count
+    return {"listed_s": time.perf_counter() - start, "bytes_per_file": bytes_per_file}
 
 
 def plain() -> dict[str, float]:

@@ -25,7 +25,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.annotations.image_labels import of_labels
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import as_spec
 from patchloom.evaluation.multilabel import MultilabelReport

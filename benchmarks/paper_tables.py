@@ -301,7 +301,7 @@ TABLES["ingredients"] = Table(
         Claim("RandAugment is needed", ("DeiT",), ("no RandAugment",)),
         Claim("Mixup and CutMix are needed", ("DeiT",), ("no Mixup, no CutMix",)),
         Claim("3-Augment is better for ViTs than RandAugment", ("3-Augment",), ("DeiT",)),
-        Claim("Binary cross-entropy is as good or better", ("binary cross-entropy",), ("DeiT",)),
+        Claim("Binary cross-entropy is at least as good as cross-entropy", ("binary cross-entropy",), ("DeiT",)),
         Claim("LayerScale helps", ("LayerScale",), ("DeiT",)),
         Claim("DeiT III is better than DeiT", ("DeiT III, AdamW",), ("DeiT",)),
     ),

@@ -453,12 +453,12 @@ def difference(lines: Sequence[dict[str, str]], claim: Claim, better: str, worse
     if len(seeds) < 2:
         return None
     differences = [values[0][seed] - values[1][seed] for seed in seeds]
+    name = f"{better} − {worse}"
     if claim.gains_over:
         differences = [each - values[2][seed] + values[3][seed] for each, seed in zip(differences, seeds, strict=True)]
+        name = f"({better} − {names[2]}) − ({worse} − {names[3]})"
     low, high = student(differences)
-    return Difference(
-        f"{better} − {worse}", fmean(differences), low, high, len(seeds), verdict_of(low, high, claim.within)
-    )
+    return Difference(name, fmean(differences), low, high, len(seeds), verdict_of(low, high, claim.within))
 
 
 def verdict_of(low: float, high: float, within: float | None = None) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.images.image_batch import normalize as normalize
     from patchloom.data.packing import pack as pack
-    from patchloom.data.reading import Reading as Reading
+    from patchloom.data.reading_options import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
     from patchloom.engine.callbacks import Callback as Callback
     from patchloom.engine.ema import Ema as Ema
@@ -93,7 +93,7 @@ _WHERE = {
     "NumericalError": "patchloom.errors",
     "ObjectDetector": "patchloom.tasks.detection.model",
     "PatchloomError": "patchloom.errors",
-    "Reading": "patchloom.data.reading",
+    "Reading": "patchloom.data.reading_options",
     "Recipe": "patchloom.recipes.schema",
     "ResourceError": "patchloom.errors",
     "Schedule": "patchloom.engine.optimization",

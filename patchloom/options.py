@@ -3,12 +3,13 @@
     epochs: Annotated[int | None, Option("Passes over the data.")] = None
 
 `patchloom.cli` builds each command from such a class, and the Python function of the same name takes the same names.
-The classes are in `tasks/settings.py` for `train`, `data/reading.py` for how data are read, else in `cli/<verb>.py`.
-This module is light: nothing here imports torch or typer.
+The classes are in `tasks/settings.py` for `train`, in `data/reading_options.py` for how data are read, and else in
+`cli/<verb>.py`. This module is light: nothing here imports torch or typer.
 """
 
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -77,6 +78,14 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return '3/8' as (3, 8): the number of a share, counted from 1, and of all shares."""
+    numbers = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise UsageError(f"--part is {text!r}, expected the number of a share and of all shares, such as 3/8")
+    return int(numbers[1]), int(numbers[2])
 
 
 def share_of(value: str | float, name: str) -> float:

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import pkgutil
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,16 +39,22 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _everything_imported() -> None:
     """What is imported late would otherwise keep whatever a test has put in the place of a part of it."""
-    for module in pkgutil.walk_packages(patchloom.__path__, "patchloom."):
+    for module in pkgutil.walk_packages(patchloom.__path__, "patchloom.", onerror=_pass_over_missing_extras):
         if module.name != "patchloom.timm" and not module.name.endswith("__main__"):  # which act when they are imported
             try:
                 importlib.import_module(module.name)
-            except ModuleNotFoundError as error:
-                if (error.name or "").startswith("patchloom"):
-                    raise  # else an extra is not installed
-            except UsageError as error:
-                if "not installed" not in str(error):
-                    raise
+            except (ModuleNotFoundError, UsageError):
+                _pass_over_missing_extras(module.name)
+
+
+def _pass_over_missing_extras(_: str) -> None:
+    """Raise the error of an import, unless an extra is not installed."""
+    error = sys.exception()
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("patchloom"):
+        return
+    if isinstance(error, UsageError) and "not installed" in str(error):
+        return
+    raise
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -144,6 +144,7 @@ def test_gains_are_compared() -> None:
     lines = lines_of(**{"A, all": [20.0, 20.1], "A, few": [10.0, 10.2], "B, all": [30.0, 30.1], "B, few": [25.0, 25.2]})
     verdict, (difference,) = papers.judge(lines, claim)
     assert (verdict, round(difference.mean, 6)) == ("confirmed", 5.0)
+    assert difference.name == "(A, all − A, few) − (B, all − B, few)"
 
 
 def test_a_claim_of_equality_needs_a_small_interval() -> None:

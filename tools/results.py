@@ -308,10 +308,12 @@ def claims_of(page: str) -> str:
 
 
 def claims_of_all() -> str:
-    """Return the number of claims by verdict, and one table of the tested claims of all pages per verdict."""
+    """Return the number of claims by verdict and page, and one table of the tested claims of all pages per verdict."""
     every = [(page, each) for page, entries in claims().items() for each in entries]
-    counts = {verdict: sum(each["verdict"] == verdict for _, each in every) for verdict in VERDICTS}
-    parts = [f"Of {len(every)} claims: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.\n"]
+    rows = [f"| [{_title(page)}]({page}.md) | {_counts(entries)} |" for page, entries in claims().items()]
+    rows.append(f"| **all {len(every)} claims** | {_counts([each for _, each in every])} |")
+    head = f"| | {' | '.join(VERDICTS)} |\n|---|{'---|' * len(VERDICTS)}\n"
+    parts = [head + "\n".join(rows) + "\n"]
     for verdict in VERDICTS[:-1]:
         rows = [
             f"| {each['claim']} | [{each['place']}]({page}.md#what-was-measured-here) "
@@ -322,6 +324,17 @@ def claims_of_all() -> str:
         head = "| claim | paper | seeds | remark |\n|---|---|---|---|\n"
         parts.append(f"### {verdict.capitalize()}\n\n{head}" + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def _title(page: str) -> str:
+    """Return the title of a paper's page."""
+    text = (ROOT / "docs" / "papers" / f"{page}.md").read_text("utf-8")
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _counts(entries: list[dict[str, str]]) -> str:
+    """Return the number of claims per verdict, as cells of a table."""
+    return " | ".join(str(sum(each["verdict"] == verdict for each in entries)) for verdict in VERDICTS)
 
 
 def _remark(claim: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from patchloom.cli.options import Device, Json, OmitFields, keywords
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.options import HARDWARE, MODEL, Argument, Option
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from patchloom.cli.options import Batch, Device, Json, ReadingOptions, Workers, keywords
-from patchloom.data.reading import AS_IT_IS
+from patchloom.data.reading_options import AS_IT_IS
 from patchloom.options import Argument, Option
 
 

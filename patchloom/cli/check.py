@@ -4,18 +4,17 @@ import os
 import re
 import shlex
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchloom.cli.options import OmitFields
 from patchloom.cli.output import refuse_inside
-from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.specs import join_specs
+from patchloom.data.reading_options import AS_IT_IS, Reading
+from patchloom.data.sources.specs import is_url, join_specs
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural, printable
@@ -25,13 +24,14 @@ if TYPE_CHECKING:
     from patchloom.data.checking.survey import ImageLocation
 
 LISTED = 5  # files, groups or classes per line in the terminal; the page, --json and --verbose have all
-DETAILED = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd files whose detail differs per file
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     data: Annotated[tuple[str, ...], Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
-    page: Annotated[str | None, Option("HTML page. Default: runs/check-NAME/check.html, if there are problems.")] = None
+    page: Annotated[
+        str | None, Option("HTML page. Default: check.html in runs/check-NAME or --out, if there are problems.")
+    ] = None
     against: Annotated[
         str | None,
         Option("Test set to compare with: list the training images that it also contains, or nearly.", metavar="DATA"),
@@ -45,6 +45,14 @@ class CheckOptions:
     workers: Annotated[int | None, Option("Processes that read images. Default: one per core.", minimum=1)] = None
     cache: Annotated[bool, Option("Read only the files that changed since the last check.")] = True
     reading: Annotated[Reading, OmitFields(("val",))] = AS_IT_IS
+    out: Annotated[
+        str | None,
+        Option("Check in parts, with bounded memory: folder, or address in a bucket, for the parts and the report."),
+    ] = None
+    part: Annotated[
+        str | None, Option("Scan one of several shares of the data, such as 3/8, for --join.", metavar="I/N")
+    ] = None
+    join: Annotated[bool, Option("Join the parts that were made with --part; make none.")] = False
     as_json: Annotated[bool, Option("Print JSON; a page is written only with --page.", name="json")] = False
 
     @property
@@ -60,10 +68,14 @@ def check(options: CheckOptions) -> None:
     """
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as check_data
+    from patchloom.data.checking.check_report import JoinedReport
+    from patchloom.data.checking.large_check import publish_report
     from patchloom.data.checking.scan import scan_bar
 
     data, against = options.data_text, options.against
     page = Path(options.page) if options.page else None
+    if options.out and not is_url(options.out):
+        refuse_inside(Path(options.out), data, what="folder of the parts")
     if page:
         refuse_inside(page, data)
     if options.list_file and against is None:
@@ -78,17 +90,25 @@ def check(options: CheckOptions) -> None:
             against=against,
             workers=options.workers,
             cache=options.cache,
+            out=options.out,
+            part=options.part,
+            join=options.join,
             progress=progress,
         )
     seconds = time.perf_counter() - started
+    if options.part:
+        _print_share(report, options, seconds)
+        return
     problems = report.problems(strict=options.strict)
     list_file = _write_list(report, options)
     if not page and problems and not options.as_json:
-        page = _default_page(data)
+        page = _default_page(data) if not isinstance(report, JoinedReport) else Path(report.folder, "check.html")
     if page:
         from patchloom.report.check_page import write_check_page
 
         write_check_page(page, report, problems=problems)
+        if options.out:
+            publish_report(options.out)
     if options.as_json:
         more = {"seconds": round(seconds, 3)} | ({"list": str(list_file)} if list_file else {})
         print_json(report.to_dict(strict=options.strict) | more)
@@ -127,6 +147,8 @@ def _print(
     print_result(f"Problems: {printable('; '.join(problems))}." if problems else "No problems found.")
     if page:
         print_result(f"Page: {page}")
+    if options.out:
+        print_result(f"Lists: {options.out}/*.csv")
     reading = options.reading
     if list_file:
         print_result(f"List: {list_file}")
@@ -135,9 +157,27 @@ def _print(
         print(f"Next: patchloom train {shlex.quote(options.data_text)}{reading.options()}")
 
 
+def _print_share(report: "CheckReport", options: CheckOptions, seconds: float) -> None:
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.data.checking.check_report import total_of
+
+    unreadable, (made,) = total_of(report.unreadable), report.notes
+    if options.as_json:
+        print_json({"part": options.part, "images": report.images, "unreadable": unreadable, "made": made})
+        return
+    speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s)"
+    print_result(f"{report.name}: {made} of {report.images:,} images, {unreadable:,} unreadable   {speed}")
+    command = shlex.join(["patchloom", "check", *options.data, "--out", options.out or "", "--join"])
+    print(f"Next, once all parts are made: {command}")
+
+
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, count and detail of every line; further files follow on lines without a name."""
+    from patchloom.data.checking.check_report import DETAILED, JoinedReport, total_of
+
     path = Path(data).expanduser()
+    if isinstance(report, JoinedReport):
+        path = path.absolute()
     folder = f"{path.parent if path.is_file() else path}{os.sep}"
 
     def short(place: "ImageLocation") -> str:
@@ -146,50 +186,50 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     if report.widths and report.heights:
         (w0, w1, w2), (h0, h1, h2) = report.widths, report.heights
         yield "sizes", "", f"{w0} … {w2} wide, {h0} … {h2} high, median {w1}×{h1}"
-    yield from _listed("unreadable", [f"{short(bad.place)}: {bad.reason}" for bad in report.unreadable])
+    yield from _listed("unreadable", report.unreadable, lambda bad: f"{short(bad.place)}: {bad.reason}")
     if report.odd:
-        kinds = Counter((odd.kind, "" if odd.kind in DETAILED else odd.read_as) for odd in report.odd)
-        counts = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds.items()]
+        kinds = report.odd_counts().items()
+        counts = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds]
         examples = [f"; the first: {short(odd.place)}, {odd.read_as}" for odd in report.odd if odd.kind in DETAILED]
-        yield "odd", f"{len(report.odd):,}", ", ".join(counts) + "".join(examples[:1])
+        yield "odd", f"{total_of(report.odd):,}", ", ".join(counts) + "".join(examples[:1])
     leaks, conflicts = report.leaks_between(near=True), report.conflicts(near=True)
-    counted = [f"{len(groups)} across {splits}" for splits, groups in leaks.items()] or ["0 across splits"]
-    across = f"; {', '.join(counted)}, {len(conflicts)} across labels" if leaks or conflicts else ""
+    counted = [f"{total_of(groups)} across {splits}" for splits, groups in leaks.items()] or ["0 across splits"]
+    across = f"; {', '.join(counted)}, {total_of(conflicts)} across labels" if leaks or conflicts else ""
     if report.duplicates:
-        yield "duplicates", f"{len(report.duplicates):,}", " = ".join(map(short, report.duplicates[0][:LISTED]))
+        yield "duplicates", f"{total_of(report.duplicates):,}", " = ".join(map(short, report.duplicates[0][:LISTED]))
     if report.near_duplicates:
         first = " ≈ ".join(map(short, report.near_duplicates[0][:LISTED]))
-        yield "near-duplicates", f"{len(report.near_duplicates):,}", first + across
+        yield "near-duplicates", f"{total_of(report.near_duplicates):,}", first + across
     for splits, groups in report.leaks_between().items():
-        yield from _listed(f"in {splits}", [" = ".join(map(short, group[:LISTED])) for group in groups])
+        yield from _listed(f"in {splits}", groups, lambda group: " = ".join(map(short, group[:LISTED])))
     yield from _listed(
-        "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:LISTED]) for group in report.conflicts()]
+        "two labels", report.conflicts(), lambda group: " = ".join(f"{short(p)} ({p.label})" for p in group[:LISTED])
     )
     if report.against:
         yield "against", f"{report.against.images:,}", f"{report.against.name} ({report.against.why})"
         for name, shared in (("in both", report.against.same), ("nearly in both", report.against.near)):
             yield from _listed(
-                name, [f"{short(one.place)} {'≈' if one.near else '='} {one.of.where}" for one in shared]
+                name, shared, lambda one: f"{short(one.place)} {'≈' if one.near else '='} {one.of.where}"
             )
-    for kind in dict.fromkeys(fault.kind for fault in report.faults):
-        same = [fault for fault in report.faults if fault.kind == kind]
-        yield from _listed(kind, [f"{fault.where.removeprefix(folder)}: {fault.detail}" for fault in same])
-    yield from _listed("empty classes", list(report.empty_classes))
+    for kind, faults in report.faults_by_kind().items():
+        yield from _listed(kind, faults, lambda fault: f"{fault.where.removeprefix(folder)}: {fault.detail}")
+    yield from _listed("empty classes", report.empty_classes)
     for splits, names in report.strays().items():
-        yield from _listed(f"only in {splits}", [f"{name} ({count})" for name, count in names.items()])
+        yield from _listed(f"only in {splits}", list(names.items()), lambda item: f"{item[0]} ({item[1]})")
     if report.balance:
         yield "balance", "", report.balance_text()
         if report.is_imbalanced:
             yield "", "", "training corrects for it (docs/imbalance.md)"
 
 
-def _listed(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _listed(name: str, items: Sequence[Any], line_of: Callable[[Any], str] = str) -> Iterator[tuple[str, str, str]]:
     from patchloom.cli.output import shortened
+    from patchloom.data.checking.check_report import total_of
 
-    first = lines[: shortened(LISTED)]
-    for i, line in enumerate(first):
-        yield (name, f"{len(lines):,}", line) if not i else ("", "", line)
-    if more := len(lines) - len(first):
+    first = items[: shortened(LISTED)]
+    for i, item in enumerate(first):
+        yield (name, f"{total_of(items):,}", line_of(item)) if not i else ("", "", line_of(item))
+    if more := total_of(items) - len(first):
         yield "", "", f"and {more:,} more"
 
 

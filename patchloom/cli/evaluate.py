@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from patchloom.cli.old_spellings import hint
 from patchloom.cli.options import Batch, Device, Json, Level, ReadingOptions, Split, Workers, changed, spelled
-from patchloom.data.reading import AS_IT_IS
+from patchloom.data.reading_options import AS_IT_IS
 from patchloom.options import IMAGES, Argument, Option
 from patchloom_runtime.errors import UsageError
 

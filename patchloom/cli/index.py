@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from patchloom.cli.options import Batch, Device, DryRun, Json, OmitFields, Trunk, Workers, keywords
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.options import HARDWARE, Argument, Option
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.options import HARDWARE, IMAGES, OUTPUT, Argument, Option
 from patchloom_runtime.errors import UsageError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from patchloom.cli.options import Json, OmitFields, keywords
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.options import Argument, Option
 
 

@@ -15,7 +15,7 @@ from patchloom.cli.options import (
     keywords,
     parse_counts,
 )
-from patchloom.data.reading import AS_IT_IS
+from patchloom.data.reading_options import AS_IT_IS
 from patchloom.options import IMAGES, Argument, Option
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from patchloom.cli.options import Json, ReadingOptions, keywords
-from patchloom.data.reading import AS_IT_IS
+from patchloom.data.reading_options import AS_IT_IS
 from patchloom.options import Argument, Option
 
 

@@ -22,7 +22,7 @@ from patchloom.data.buckets.objects import put
 from patchloom.data.buckets.remote_file import remote_file
 from patchloom.data.datasets import Listing, Progress, Source
 from patchloom.data.images.image_store import ImageStore
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.shard_index import FORMAT, MAX_LETTERS, ORIGINAL, SUFFIX, ShardSample, index_bytes
 from patchloom.data.sources.shards import CLASSES, INDEX_OF_FOLDER
 from patchloom.data.sources.source import find_source

@@ -18,7 +18,7 @@ from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, 
 from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
 from patchloom.data.labels.unlabeled import missing_labels
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.targets import STRATA, ImageTargets, hold_out_labels
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED

@@ -17,7 +17,7 @@ from torch import Tensor
 from patchloom.data.datasets import ClassTable, ImageSet
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.data.images.video import frames_or_error
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.disk import atomic_write, make_folder
 from patchloom.inference.evaluation_methods import EvaluationMethods, EvaluationSettings, check_view_settings
 from patchloom.machine import resolve_device

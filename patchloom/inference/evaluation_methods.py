@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from patchloom.data.datasets import Progress
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.options import keywords_of
 from patchloom_runtime.errors import UsageError, at_least, with_near_options
 

@@ -23,7 +23,7 @@ from patchloom.data.batches.decoded_dataset import DeviceLoader, make_evaluation
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress, Source
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import check_split, find_source, match_source, split_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.splits import match

@@ -28,7 +28,7 @@ from patchloom.data.buckets.remote_file import AnyFile
 from patchloom.data.datasets import Progress
 from patchloom.data.images.image_store import ImageStore, file_state
 from patchloom.data.labels.taxonomy import level_named
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.labeled_files import list_labeled, list_objects
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import list_shards
@@ -43,16 +43,18 @@ from patchloom.inference.index_files import (
     FILE,
     IndexMetadata,
     IndexPart,
-    IndexRow,
     StoredVectors,
     read_about,
     write_about,
     write_part,
     write_stored_lists,
 )
+from patchloom.inference.index_rows import IndexRow
 from patchloom.inference.neighbors import check_model, index_preprocessing
 from patchloom.inference.ray_engine import embed_on_ray
+from patchloom.inference.row_table import PlacedRow, RowTable
 from patchloom.inference.shard_parts import PART_FILE, ShardEmbedder, ShardJob, read_record, with_shards
+from patchloom.options import part_of
 from patchloom.runs.config import is_run
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
@@ -172,14 +174,14 @@ def index(
         drop_projector(classifier, model)
     if bucket:
         bucket.pull(lambda name: share is None or name.startswith(f"{share.folder}/"))
-    with locked(folder):
+    with locked(folder), RowTable() as stored, RowTable() as expected:
         before = _open_or_create(folder, classifier, model, trunk=trunk)
         if join:
             before = _join_shares(folder, before, classifier)
         about = _with_levels(before, collection, level_requested=level is not None)
         if about != before:
             write_about(folder, about)
-        build = _Build(folder, about)
+        build = _Build(folder, about, stored, expected)
         gone = build.drop_gone([os.path.abspath(path) for path in paths if os.path.isdir(path)]) if prune else 0
         missing = build.missing(collection)
         uses_faiss = not exact and len(build.about) + len(missing) > EXACT_UP_TO
@@ -365,12 +367,10 @@ def _part_name(number: int) -> str:
 def _share(part: str | None, *, join: bool, prune: bool) -> IndexShare | None:
     if part is None:
         return None
-    numbers = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
-    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
-        raise UsageError(f"--part is {part!r}, expected the number of a share and of all shares, such as 3/8")
+    share = IndexShare(*part_of(part))
     if join or prune:
         raise UsageError("--part is the work of one machine: pass --join or --prune to a later command without it")
-    return IndexShare(int(numbers[1]), int(numbers[2]))
+    return share
 
 
 def _join_shares(folder: Path, about: IndexMetadata, classifier: Classifier) -> IndexMetadata:
@@ -409,15 +409,15 @@ def _join_shares(folder: Path, about: IndexMetadata, classifier: Classifier) -> 
 class _Build:
     """A build in progress. Leaving its context writes what was embedded, even if the build is interrupted."""
 
-    def __init__(self, folder: Path, about: IndexMetadata) -> None:
+    def __init__(self, folder: Path, about: IndexMetadata, stored: RowTable, expected: RowTable) -> None:
         self.about, self._folder = about, folder
-        self._stored: dict[str, tuple[int, int, IndexRow]] = {}  # path → number of its part, row in the part, the row
-        stored = StoredVectors(folder, about)
+        self._stored = stored  # the rows of the index that are not dropped
+        self._expected = expected  # those that the missing files will have; they have no place yet
+        vectors = StoredVectors(folder, about)
         for number, part in enumerate(about.parts):
-            rows = stored.rows_of(part)
-            self._stored |= {rows[at].path: (number, at, rows[at]) for at in part.valid_rows().tolist()}
+            rows = vectors.rows_of(part)
+            stored.add(PlacedRow(rows[at], number, at) for at in part.valid_rows().tolist())
         self._labels = Counter(about.labels)
-        self._expected: dict[str, IndexRow] = {}
         self._waiting: list[tuple[IndexRow, Tensor]] = []
         self._last_write = time.monotonic()
 
@@ -425,23 +425,26 @@ class _Build:
         """Return the files that are new or changed; a file with a new label only keeps its vector."""
         missing, vectors = [], StoredVectors(self._folder, self.about)
         for path, label in collection.files:
-            part, at, before = self._stored.get(path, (0, 0, None))
+            before = self._stored.get(path)
             # Taken before the file is read: a file that changes meanwhile is embedded again by the next build.
             state = (0, 0) if path in collection.in_memory else file_state(path)  # a name in memory has a digest
-            now = IndexRow(path, label or (before.label if before else ""), *(state or (0, 0)))
-            if before is None or state != (before.size, before.changed_ns):
+            now = IndexRow(path, label or (before.row.label if before else ""), *(state or (0, 0)))
+            if before is None or state != before.row[2:]:
                 missing.append(path)
-                self._expected[path] = now
-            elif now != before:
-                self._waiting.append((now, vectors.row(self.about.parts[part], at)))
+                self._expected.add([PlacedRow(now, 0, 0)])
+            elif now != before.row:
+                self._waiting.append((now, vectors.row(self.about.parts[before.part], before.at)))
+                self._write_if_due()
         return missing
 
     def drop_gone(self, folders: Sequence[str]) -> int:
         """Drop the rows of files in these folders that no longer exist, and return their number."""
         inside = tuple(os.path.join(folder, "") for folder in folders)
-        gone = [path for path in self._stored if path.startswith(inside) and file_state(path) is None]
+        in_folders = (placed for placed in self._stored if placed.row.path.startswith(inside))
+        gone = [placed for placed in in_folders if file_state(placed.row.path) is None]
         if gone:
-            parts = self._remove_rows(list(self.about.parts), [self._stored.pop(path) for path in gone])
+            self._stored.remove(placed.row.path for placed in gone)
+            parts = self._remove_rows(list(self.about.parts), sorted(gone, key=lambda placed: placed[1:]))
             self._replace_about(parts)
         return len(gone)
 
@@ -467,17 +470,21 @@ class _Build:
         return unreadable
 
     def _add(self, files: EmbeddedFiles) -> None:
-        self._waiting += [
-            (self._expected[path], vector) for path, vector in zip(files.paths, files.vectors, strict=True)
-        ]
-        if len(self._waiting) >= PART_FILES or time.monotonic() - self._last_write > PART_SECONDS:
-            self._write()
+        for path, vector in zip(files.paths, files.vectors, strict=True):
+            expected = self._expected.get(path)
+            assert expected is not None  # all paths are those of `missing`
+            self._waiting.append((expected.row, vector))
+        self._write_if_due()
 
     def __enter__(self) -> "_Build":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._write()
+
+    def _write_if_due(self) -> None:
+        if len(self._waiting) >= PART_FILES or time.monotonic() - self._last_write > PART_SECONDS:
+            self._write()
 
     def _write(self) -> None:
         # Emptied first: if the build is interrupted in here, the part is lost rather than written twice.
@@ -487,15 +494,15 @@ class _Build:
         rows, number = [row for row, _ in waiting], len(self.about.parts)
         vectors = torch.stack([vector for _, vector in waiting]).numpy()
         parts = [*self.about.parts, write_part(self._folder, _part_name(number), vectors, rows)]
-        parts = self._remove_rows(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
+        parts = self._remove_rows(parts, [before for row in rows if (before := self._stored.get(row.path))])
         self._labels.update(row.label for row in rows if row.label)
-        self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}
+        self._stored.add(PlacedRow(row, number, at) for at, row in enumerate(rows))
         self._replace_about(parts)
 
-    def _remove_rows(self, parts: list[IndexPart], rows: Sequence[tuple[int, int, IndexRow]]) -> list[IndexPart]:
+    def _remove_rows(self, parts: list[IndexPart], rows: Sequence[PlacedRow]) -> list[IndexPart]:
         """Return the parts with these rows dropped, and subtract the rows from the label counts."""
         dropped: dict[int, list[int]] = {}
-        for number, at, row in rows:
+        for row, number, at in rows:
             dropped.setdefault(number, []).append(at)
             self._labels.subtract([row.label] if row.label else [])
         for number, places in dropped.items():

@@ -4,8 +4,8 @@
                        vectors are the trunk's; number of files per label, the levels above the labels, and the level
                        that is shown; whether a search is exact; the parts with their checksums
     part-00000.npy     (rows, dimension) float32 unit vectors
-    part-00000.json    path, label, size in bytes and modification time of the file of each row
-    part-train-000000-….npy  the same for the images of a shard (`shard_parts`)
+    part-00000.json    path, label, size in bytes and modification time of the file of each row (`index_rows`)
+    part-train-000000-….npy, .parquet  the same for the images of a shard (`shard_parts`)
     lists-00000.faiss  beyond a million files: codes of the vectors of the first parts, in lists (`approximate_search`)
     lists-00000.npy    the smallest cosine between the centroid of each list and its members
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,10 +41,11 @@ from patchloom.evaluation.approximate_search import (
     write_lists,
 )
 from patchloom.evaluation.exact_search import exact_nearest
+from patchloom.inference.index_rows import IndexRow, encode_rows, import_parquet, read_rows
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import MOST_BYTES, check_shape, open_plain, own_sha256, parse_json, read_plain
 
-FORMAT = 3  # 1 had the labels of one level alone, 2 lists of whole vectors
+FORMAT = 4  # 1 had the labels of one level alone, 2 lists of whole vectors, 3 all rows in JSON
 FILE = "index.json"
 _HEADER = 1 << 16  # bytes; upper bound of the header of an .npy file
 _FORMAT = {"format": int, "own_sha256?": str}
@@ -62,19 +63,16 @@ _SHAPE = {
     "parts": list[dict],
     "lists?": dict | None,
 }
-_PART = {"name": str, "rows": int, "vectors_sha256": str, "rows_sha256": str, "dropped": list[int]}
+_PART = {
+    "name": str,
+    "rows": int,
+    "vectors_sha256": str,
+    "rows_sha256": str,
+    "dropped": list[int],
+    "parquet?": bool,
+}
 _LISTS = {"name": str, "sha256": str, "radii_sha256": str, "parts": int, "settings": dict}
 _LIST_SETTINGS = {"probes": int, "candidates": int, "recall": float, "queries": int}
-_ROW = {"path": str, "label": str, "size": int, "changed_ns": int}
-
-
-class IndexRow(NamedTuple):
-    """A file as it was when it was embedded."""
-
-    path: str  # absolute
-    label: str  # '' for none
-    size: int  # bytes
-    changed_ns: int
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,12 @@ class IndexPart:
     vectors_sha256: str
     rows_sha256: str
     dropped: tuple[int, ...] = ()  # rows whose files were embedded again or no longer exist
+    parquet: bool = False  # whether the rows are parquet instead of JSON
+
+    @property
+    def rows_file(self) -> str:
+        """Name of the file of its rows."""
+        return f"{self.name}.{'parquet' if self.parquet else 'json'}"
 
     def __len__(self) -> int:
         return self.rows - len(self.dropped)
@@ -230,22 +234,34 @@ def _check_counts(about: IndexMetadata, path: Path, files: int, exact: bool) -> 
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
 
-def write_part(folder: Path, name: str, vectors: np.ndarray, rows: Sequence[IndexRow]) -> IndexPart:
-    """Write both files of a part; they take effect once `index.json` names them."""
+def write_part(
+    folder: Path, name: str, vectors: np.ndarray, rows: Sequence[IndexRow], *, of_shard: bool = False
+) -> IndexPart:
+    """Write both files of a part; they take effect once `index.json` names them.
+
+    A digest of the content is added to the name of a part of a shard: if machines of different kinds make it at once,
+    their files, which may differ in the last bits, do not replace each other.
+    """
     packed = io.BytesIO()
     np.save(packed, vectors, allow_pickle=False)
-    listed = json.dumps(rows).encode()  # ASCII, so that names that are not UTF-8 survive
+    listed = encode_rows(rows, parquet=of_shard)
+    if of_shard:
+        digest = hashlib.blake2b(packed.getbuffer(), digest_size=4)
+        digest.update(listed)
+        name += f"-{digest.hexdigest()}"
+    sha256, rows_sha256 = (hashlib.sha256(data).hexdigest() for data in (packed.getbuffer(), listed))
+    part = IndexPart(name, len(rows), sha256, rows_sha256, parquet=of_shard)
     atomic_write(folder / f"{name}.npy", packed.getvalue())
-    atomic_write(folder / f"{name}.json", listed)
-    return IndexPart(
-        name, len(rows), hashlib.sha256(packed.getbuffer()).hexdigest(), hashlib.sha256(listed).hexdigest()
-    )
+    atomic_write(folder / part.rows_file, listed)
+    return part
 
 
 class StoredVectors:
     """The vectors of an index for `evaluation.exact_search`, read part by part and verified by their checksums."""
 
     def __init__(self, folder: Path, about: IndexMetadata) -> None:
+        if any(part.parquet for part in about.parts):
+            import_parquet(str(folder))  # fails now, not in the first request to a server
         self.folder, self.about = folder, about
         self._verified: set[str] = set()  # names of files whose checksums were compared
         self._mapped: dict[str, np.ndarray] = {}  # part → its vectors, in the file
@@ -270,11 +286,11 @@ class StoredVectors:
         return self.all_rows(part)[number].clone()
 
     def files(self, positions: Tensor) -> list[IndexRow]:
-        """Return the files at positions (M,), reading only their parts."""
+        """Return the files at positions (M,), reading only their parts, of shards only their groups of rows."""
         files: dict[int, IndexRow] = {}
         for part, chosen, inside in self._by_part(positions):
-            rows, valid = self.rows_of(part), part.valid_rows()
-            files |= {int(i): rows[valid[at]] for i, at in zip(chosen.tolist(), inside.tolist(), strict=True)}
+            rows = self._read_rows(part, part.valid_rows()[inside.numpy()])
+            files |= dict(zip(chosen.tolist(), rows, strict=True))
         return [files[i] for i in range(len(positions))]
 
     def positions_of(self, wanted: Callable[[IndexRow], bool]) -> Tensor:
@@ -297,19 +313,19 @@ class StoredVectors:
 
     def rows_of(self, part: IndexPart) -> list[IndexRow]:
         """Return all rows of a part, including dropped ones."""
-        path = self.folder / f"{part.name}.json"
+        return self._read_rows(part)
+
+    def _read_rows(self, part: IndexPart, wanted: np.ndarray | None = None) -> list[IndexRow]:
+        path = self.folder / part.rows_file
         self._compare(path, part.rows_sha256, MOST_BYTES)
         try:
-            rows = parse_json(read_plain(path))
-            check_shape(rows, list[list])
-            for row in rows:
-                check_shape(dict(zip(IndexRow._fields, row, strict=True)), _ROW)
+            return read_rows(path, part.rows, wanted)
         except OSError as error:
             raise self._unreadable(path, error) from error
         except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}. Build the index again.") from error
-        self._refuse_unless(len(rows) == part.rows, path, f"{len(rows)} rows", f"{part.rows}")
-        return [IndexRow(*row) for row in rows]
+            raise CheckpointError(
+                f"{path} is damaged or does not belong to this {FILE}: {error}. Restore it, or build the index again."
+            ) from error
 
     def compare_lists(self, lists: StoredLists) -> None:
         """Raise CheckpointError if the files of the lists have other checksums."""

@@ -24,7 +24,8 @@ from patchloom.data.labels.taxonomy import FINEST, level_named
 from patchloom.evaluation.exact_search import Subset, conditioned_nearest, exact_nearest
 from patchloom.evaluation.retrieval import log_odds, vote_weights
 from patchloom.inference.embedding import embed_batches
-from patchloom.inference.index_files import IndexMetadata, IndexRow, StoredVectors, read_about
+from patchloom.inference.index_files import IndexMetadata, StoredVectors, read_about
+from patchloom.inference.index_rows import IndexRow
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError, at_least, nearest
 from patchloom_runtime.printable import printable

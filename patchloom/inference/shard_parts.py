@@ -2,7 +2,7 @@
 
     shard-train-000000-3f9a1c02.json       written last: the part of a shard, its checksums, and counts of labels
     part-train-000000-3f9a1c02-77b0e1.npy  vectors and rows, as in any part (`index_files`)
-    part-train-000000-3f9a1c02-77b0e1.json
+    part-train-000000-3f9a1c02-77b0e1.parquet
 
 A part depends on its shard and the model alone. The first digest in its name is that of both, so any machine can make
 any part, in any order, and one that exists is skipped. The second digest is that of its content: if two machines of
@@ -26,21 +26,22 @@ from patchloom.data.buckets.objects import ExistsError
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.images.image_store import ImageStore, file_state
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_shard
 from patchloom.data.sources.specs import is_url
 from patchloom.disk import atomic_write, make_folder, plain_name
 from patchloom.inference.classifier import drop_projector, load
 from patchloom.inference.embedding import embed_files
-from patchloom.inference.index_files import IndexMetadata, IndexPart, IndexRow, write_part
+from patchloom.inference.index_files import IndexMetadata, IndexPart, write_part
+from patchloom.inference.index_rows import IndexRow, import_parquet
 from patchloom.inference.neighbors import index_preprocessing
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.untrusted import check_shape, own_sha256, parse_json, read_plain
 
-FORMAT = 1
-PART_FILE = re.compile(r"shard-.+-[0-9a-f]{16}\.json|part-.+-[0-9a-f]{16}-[0-9a-f]{8}\.(json|npy)")
+FORMAT = 2  # 1 had its rows in JSON
+PART_FILE = re.compile(r"shard-.+-[0-9a-f]{16}\.json|part-.+-[0-9a-f]{16}-[0-9a-f]{8}\.(json|npy|parquet)")
 _RECORD = re.compile(r"shard-(.+)\.json")
 _SHAPE = {
     "format": int,
@@ -54,6 +55,7 @@ _SHAPE = {
     "labels": dict[str, int],
     "levels": dict[str, dict[str, str]],
     "unreadable": dict[str, str],
+    "parquet?": bool,
     "own_sha256": str,
 }
 _MAX_STEM = 64  # letters of a shard's name in the name of its part
@@ -73,11 +75,12 @@ class ShardRecord:
     labels: dict[str, int]
     levels: dict[str, dict[str, str]]
     unreadable: dict[str, str]  # image → error
+    parquet: bool = False  # whether the rows of the part are parquet instead of JSON
 
     @property
     def indexed(self) -> IndexPart:
         """The part, as `index.json` lists it."""
-        return IndexPart(self.part, self.rows, self.vectors_sha256, self.rows_sha256)
+        return IndexPart(self.part, self.rows, self.vectors_sha256, self.rows_sha256, parquet=self.parquet)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class ShardEmbedder:
     """The open model of a job, and the folder of the parts that it makes."""
 
     def __init__(self, job: ShardJob) -> None:
+        import_parquet("an index of shards")  # fails now, not after the first shard
         self.job = job
         self.bucket = Mirror(job.out) if is_url(job.out) else None
         self.folder = self.bucket.folder if self.bucket else Path(job.out)  # the copy of the bucket's
@@ -148,9 +152,7 @@ class ShardEmbedder:
             unreadable |= files.unreadable
         part = IndexPart("", 0, "", "")
         if rows:
-            content = torch.cat(vectors).numpy()
-            digest = hashlib.blake2b(content.tobytes() + json.dumps(rows).encode(), digest_size=4).hexdigest()
-            part = write_part(self.folder, f"part-{key}-{digest}", content, rows)
+            part = write_part(self.folder, f"part-{key}", torch.cat(vectors).numpy(), rows, of_shard=True)
         counts = Counter(row.label for row in rows if row.label)
         record = ShardRecord(
             key,
@@ -163,13 +165,14 @@ class ShardEmbedder:
             dict(sorted(counts.items())),
             levels,
             unreadable,
+            part.parquet,
         )
         values = json.loads(json.dumps({"format": FORMAT, **asdict(record)}))
         values["own_sha256"] = own_sha256(values)
         name = record_name(key)
         atomic_write(self.folder / name, (json.dumps(values, indent=1) + "\n").encode())
         if self.bucket:
-            names = [f"{part.name}.npy", f"{part.name}.json"] if rows else []
+            names = [f"{part.name}.npy", part.rows_file] if rows else []
             try:
                 self.bucket.push(names=[*names, name], last=[name])
             except ExistsError:  # another machine was first, and its vectors differ in the last bits
@@ -222,8 +225,12 @@ def read_record(folder: Path, key: str) -> ShardRecord:
     try:
         values = parse_json(read_plain(path))
         check_shape(values, _SHAPE)
-        if values.pop("own_sha256") != own_sha256(values) or values.pop("format") != FORMAT or values["key"] != key:
-            raise ValueError("its checksum, format or key does not match")
+        if values.pop("own_sha256") != own_sha256(values) or values["key"] != key:
+            raise ValueError("its checksum or key does not match")
+        if (made_by := values.pop("format")) > FORMAT:
+            raise ValueError(f"it has format {made_by}, written by a newer patchloom; this one reads up to {FORMAT}")
+        if values["rows"] < 0:
+            raise ValueError(f"it has {values['rows']} rows")
         if values["rows"]:
             plain_name(values["part"], path)
         return ShardRecord(**values | {"state": tuple(values["state"])})

@@ -107,8 +107,13 @@ class TokenLinear(AcrossPositions, Resampled):
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
         """Return x + scale · self(x) in one pass if the norm is absorbed and gradients are off, otherwise None."""
-        absorbed = y is x and scale is not None and self.bias.ndim == 2
-        if not absorbed or max(self.weight.shape) > MOST_POSITIONS or not usable_without_gradients(x, self.weight):
+        absorbed = y is x and self.bias.ndim == 2
+        if (
+            scale is None
+            or not absorbed
+            or max(self.weight.shape) > MOST_POSITIONS
+            or not usable_without_gradients(x, self.weight)
+        ):
             return None
         from patchloom.layers.kernels.token_mixing import mixed_and_added
 

@@ -3,13 +3,15 @@
 This module does not import torch, so that a check stays fast.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from PIL import Image
 
-from patchloom.data.checking.check_report import CheckReport
+from patchloom.data.checking.check_report import CheckReport, JoinedReport, total_of
 from patchloom.data.checking.survey import ImageLocation
 from patchloom.data.datasets import Listing
 from patchloom.report.page import data_uri, write_page
@@ -33,10 +35,21 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
         facts=_facts(report),
         groups=_groups(report),
         sheets=_contact_sheets(report),
+        totals={
+            "unreadable": total_of(report.unreadable),
+            "odd": total_of(report.odd),
+            "faults": sum(map(total_of, report.faults_by_kind().values())),
+        },
+        lists=_lists(path, report) if isinstance(report, JoinedReport) else {},
         lines=MAX_LINES,
-        max_groups=MAX_GROUPS,
         members=IMAGES_PER_GROUP,
     )
+
+
+def _lists(page: Path, report: JoinedReport) -> dict[str, str]:
+    """Map the names of the files that list all problems to links."""
+    folder = os.path.relpath(report.folder, page.parent)
+    return {file: quote(Path(folder, file).as_posix()) for file in report.lists.values()}
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str]]:
@@ -69,7 +82,7 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
         ("near", "Near-duplicates", "Possibly re-encoded or resized; look before removing.", report.near_duplicates),
     ]
     return [
-        (anchor, title, text, len(groups), [_group(report, group) for group in groups[:MAX_GROUPS]])
+        (anchor, title, text, total_of(groups), [_group(report, group) for group in groups[:MAX_GROUPS]])
         for anchor, title, text, groups in kinds
         if groups
     ]
@@ -99,7 +112,7 @@ def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any
             return place, place.where, ""
         return place, printable(listing.images.key(place.row)), thumbnail_uri(listing, place.row)
 
-    return {"size": len(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
+    return {"size": total_of(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
 
 
 def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:

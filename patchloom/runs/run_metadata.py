@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom_runtime.errors import CheckpointError, UsageError

@@ -16,9 +16,12 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from PIL import Image
 
 from patchloom.machine import STOP_SIGNALS
 from patchloom.plugins import load_plugin
@@ -48,6 +51,7 @@ def main(connected: socket.socket, settings: Mapping[str, Any]) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # prints of libraries are not results of the command
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `pixels` is the limit
     connection = Connection(connected)
     try:
         verbs, about = _load(settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.engine.records import Record
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report

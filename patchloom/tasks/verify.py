@@ -210,7 +210,7 @@ def _verify_index(folder: Path, *, accept: bool) -> VerifyReport:
     stored = StoredVectors(folder, about)
     for part in about.parts:
         report.check(f"{part.name}.npy", partial(_read_vectors, stored, part))
-        report.check(f"{part.name}.json", partial(stored.rows_of, part))
+        report.check(part.rows_file, partial(stored.rows_of, part))
     if about.lists is not None:
         report.check(f"{about.lists.name}.faiss", partial(stored.compare_lists, about.lists))
     if not report.wrong:

@@ -98,24 +98,21 @@ class _Race:
         if time_s < LEAST_TIME_S * (START_UP if plan.time_s else 1.0):
             return False
         race_s = SHARE * time_s
-        rows = candidates[: max(2, int(race_s / LEAST_TRIAL_S))]
-        each_s = max(0.5, MEASURING_SHARE * race_s / len(rows))
-        measured = [(row, *self._measure(row, each_s)) for row in rows]
+        most = max(2, int(race_s / LEAST_TRIAL_S))
+        each_s = max(0.5, MEASURING_SHARE * race_s / min(most, len(candidates)))
+        measured: list[tuple[Candidate, StepTimes, int]] = []
+        for row in candidates:
+            # Not to be measured in vain: rows for short runs have the speed of the first row.
+            if measured and row.most_epochs is not None and measured[0][2] > row.most_epochs:
+                continue
+            measured.append((row, *self._measure(row, each_s, (1 - SHARE) * time_s)))
+            if len(measured) == most:
+                break
         evaluating_s = sum(times.evaluation_s + times.decoding_s for _, times, _ in measured) * 1.5
         left_s = race_s - (clock.perf_counter() - begun) - evaluating_s
-        rounds = [1.0] if len(rows) <= 2 else [1.0, 2.0]
-        unit_s = left_s / (len(rows) + sum(rounds[1:]) * _survivors(len(rows)))
-        whole = plan.record.train / max(1, self.state.train) if plan.record else 1.0
-        for number, (row, times, steps_per_epoch) in enumerate(measured):
-            epochs = epochs_within(
-                (1 - SHARE) * time_s,
-                times,
-                round(steps_per_epoch * whole),
-                longest=longest_epochs(plan),
-                evaluations=EVALUATIONS,
-            )
-            if row.most_epochs is not None and epochs > row.most_epochs:
-                continue
+        rounds = [1.0] if len(measured) <= 2 else [1.0, 2.0]
+        unit_s = left_s / (len(measured) + sum(rounds[1:]) * _survivors(len(measured)))
+        for number, (row, times, epochs) in enumerate(measured):
             steps = [rounded_steps(factor * unit_s / times.step_s) for factor in rounds]
             if steps[0] < LEAST_STEPS and number:
                 self._say(f"race       {row.name} is too slow for a race of {duration(race_s)}")
@@ -168,15 +165,21 @@ class _Race:
             release(run)
             run.loader.close()
 
-    def _measure(self, row: Candidate, most_s: float) -> tuple[StepTimes, int]:
+    def _measure(self, row: Candidate, most_s: float, time_s: float) -> tuple[StepTimes, int]:
+        """Return a candidate's times per step and evaluation, and the epochs of its whole run of `time_s`."""
         plan = self._trial_plan.task.training.with_choices(self._trial_plan, _choices(row.changes))
         run, _, _ = make_run(plan, self._processes, silent, self._stores)
         try:
             self.state.metric, self.state.lower_is_better = run.metric or "", run.lower_is_better
-            return measure(run, most_s=most_s), run.loader.steps_per_epoch
+            times, steps_per_epoch = measure(run, most_s=most_s), run.loader.steps_per_epoch
         finally:
             release(run)
             run.loader.close()
+        assert self._plan.record is not None
+        whole = round(steps_per_epoch * self._plan.record.train / max(1, self.state.train))
+        longest = longest_epochs(self._plan)
+        epochs = epochs_within(time_s, times, whole, longest=longest, evaluations=EVALUATIONS)
+        return times, self._processes.from_main(epochs)
 
     def _trial(self, number: int, name: str) -> Trial:
         row, training = self.state.row(name), self._plan.task.training

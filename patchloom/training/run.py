@@ -51,6 +51,7 @@ from patchloom.training.timing import (
     StepTimes,
     chosen_compilation,
     estimated_s,
+    length_lines,
     measure,
     plan_within_time,
     takes_days,
@@ -156,7 +157,7 @@ def run_training(
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), why, note)))}")
         if dry_run:
             return _dry_result(plan, run, measured or measure(run), say)
-        for line in takes_days(plan, estimated_s(run)):
+        for line in length_lines(plan, estimated_s(run)) if checkpoint is None else ():
             say(line)
         run.time_budget = budget
         return _train_and_report(plan, run, network, checkpoint, lock, _time_limit_s(settings, started), say)

@@ -36,11 +36,14 @@ MOST_IMAGES = 64  # that are extrapolated to a batch
 GROWTH = 4
 REPORT_S = 4.0  # writing weights, metrics and the report at the end of a run, without the last evaluation
 
+A_MINUTE_S = 60.0
 LATEST = 1.05  # share of the time budget at which a run stops, saves and reports even if its schedule is not complete
 LONGEST_EPOCHS = 300  # that auto plans; published trainings from scratch are about as long
 MEASURING_SHARE = 0.1  # of the time budget
-# Shorter runs on a GPU are not compiled: that takes 10 to 20 seconds and saves about a third of the time of the steps.
-COMPILED_FROM_S = 90.0
+# Shorter runs on a GPU are not compiled. Compiling took 33 seconds, and a fifth of that again from torch's cache on
+# disk; it saves about a third of the time of the steps (benchmarks/LOG.md).
+COMPILED_FROM_S = 240.0
+CACHED_SHARE = 0.25  # of the time of compiling that it takes again, from torch's cache
 # The same for several processes, which are not measured.
 COMPILED_FROM_STEPS, COMPILED_FROM_TIME_S = 1500, 600.0
 FORWARD_SHARE = 1 / 3  # of a training step
@@ -141,10 +144,10 @@ def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
     """Yield seconds per step; those of the first, which starts workers and captures, only if there is no other."""
     network = _measured_model(run).train()
     batches = chain.from_iterable(run.loader.epoch(number) for number in range(MEASURED_STEPS + 1))
-    at_once = STEPS_AT_ONCE if run.processes.device.type == "cuda" else 1
+    on_gpu = run.processes.device.type == "cuda"
     deadline, first = clock.perf_counter() + budget_s, None
     for number in range(MEASURED_STEPS + 1):
-        begun, steps = clock.perf_counter(), at_once if number else 1
+        begun, steps = clock.perf_counter(), STEPS_AT_ONCE if on_gpu and number else 1
         for batch in islice(batches, steps):
             _whole_step(run, network, batch.to(run.processes.device))
         run.processes.synchronize()
@@ -153,7 +156,8 @@ def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
             yield taken
         else:
             first = taken
-        if clock.perf_counter() > deadline:
+        # On a GPU the first step says nothing: it may compile for half a minute.
+        if clock.perf_counter() > deadline and (number or not on_gpu):
             break
     if first is not None and number == 0:
         yield first
@@ -213,6 +217,13 @@ def times_text(run: Run, measured: StepTimes, unit: str = "images") -> str:
         f"time       about {duration(measured.total_s(run))} for {steps:,} steps{evaluating} "
         f"(measured on {measured.on}: {measured.speed} {unit}/s{memory})"
     )
+
+
+def length_lines(plan: Plan, seconds: float) -> list[str]:
+    """Return what a run without `--time` will take, if that is more than a minute."""
+    if plan.time_s or not A_MINUTE_S <= seconds < A_DAY_S:
+        return takes_days(plan, seconds)
+    return [f"time       about {duration(seconds)} and evaluations; --time 10m fits the run into ten minutes"]
 
 
 def takes_days(plan: Plan, seconds: float) -> list[str]:
@@ -282,12 +293,12 @@ def chosen_compilation(plan: Plan, processes: Processes, stores: Stores, measure
 
 def _saves_time(plan: Plan, processes: Processes, stores: Stores, steps: int, captured_s: float) -> bool:
     """Compile a run that is then discarded; torch keeps the code on disk for the one that is trained."""
+    begun = clock.perf_counter()
     run, _, _ = make_run(plan, processes, silent, stores, compiled=True)
     try:
-        begun = clock.perf_counter()
         measured = measure(run, most_s=1.0)
         compiling_s = clock.perf_counter() - begun - measured.step_s * STEPS_AT_ONCE
-        return (captured_s - measured.step_s) * steps > compiling_s
+        return (captured_s - measured.step_s) * steps > CACHED_SHARE * compiling_s  # the rest is spent
     finally:
         release(run)
         run.loader.close()

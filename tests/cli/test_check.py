@@ -130,6 +130,26 @@ def test_sentences_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     assert "<img" not in html
 
 
+def test_parts_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
+    root = make_dirty(tmp_path / "data")
+    whole = patchloom("check", str(root))
+    for number in (1, 2):
+        share = patchloom("check", str(root), "--out", "parts", "--part", f"{number}/2")
+        assert (share.code, share.errors) == (0, "")
+        assert missing(share.output, f"{number}/2", "--join") == []
+    joined = patchloom("check", str(root), "--out", "parts", "--join")
+    assert (joined.code, joined.errors) == (whole.code, "") == (3, "")
+    assert joined.output.splitlines()[1:-3] == whole.output.splitlines()[1:-2]
+    assert missing(joined.output, "parts/check.html", "parts/*.csv") == []
+    page = (patchloom.work / "parts" / "check.html").read_text()
+    assert missing(page, "unreadable.csv", "truncated.jpg", "again.jpg", "data:image/jpeg") == []
+    patchloom("check", str(root), "--out", "parts", "--page", "pages of mine/a.html")
+    assert 'href="../parts/odd.csv"' in (patchloom.work / "pages of mine" / "a.html").read_text()
+    result = json.loads(patchloom("check", str(root), "--out", "parts", "--json").output)
+    assert (result["counts"]["unreadable"], result["decoded"], result["lists"]["odd"]) == (4, 0, "odd.csv")
+    assert patchloom("check", str(root), "--out", str(root / "parts")).code == 2
+
+
 def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "data")
     evil = "<img src=x onerror=alert(1)>"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import UsageError
 from tests.data.dirty import jpeg, make_clean, make_image

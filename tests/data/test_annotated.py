@@ -11,7 +11,7 @@ from PIL import Image
 
 from patchloom.data.annotations.paired_files import changed_with
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import SHARED

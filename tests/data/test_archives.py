@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.survey import survey
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.trees import compressed_tar
 from patchloom_runtime.errors import DataError, ResourceError

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.checking import scan, scan_cache
+from patchloom.data.checking import duplicates, scan, scan_cache
 from patchloom.data.checking.check import check
-from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs, similar_pairs
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
 from patchloom_runtime.images.decode import read_file
@@ -504,6 +504,17 @@ def test_near_pairs_are_those_of_all_pairs(bases, changes):
         if (hashes[i] ^ hashes[j]).bit_count() <= MAX_BITS
     ]
     assert near_pairs(np.array(hashes, dtype=np.uint64)).tolist() == expected
+
+
+def test_a_copy_among_many_images_with_one_hash_is_found(monkeypatch):
+    monkeypatch.setattr(duplicates, "COMPARED", 4)
+    rng = np.random.default_rng(0)
+    pattern, count = rng.integers(0, 2, (8, 9, 1)), 60
+    images = 20 + 3 * np.arange(count).reshape(-1, 1, 1, 1) + pattern * rng.integers(25, 40, (count, 1, 1, 3))
+    images = np.concatenate([images, images[:1] + 1]).astype(np.uint8)
+    found = similar_pairs([image.tobytes() for image in images]).tolist()
+    assert [0, count] in found
+    assert found == sorted(found)
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=12))

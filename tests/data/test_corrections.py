@@ -8,7 +8,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.corrections import (
     Correction,
     corrections_digest,

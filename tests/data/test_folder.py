@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.class_folders import open_folder
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.source import open_data, open_for

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError

@@ -15,7 +15,7 @@ from patchloom.data.annotations.mask_classes import has_masks, ignored_number, o
 from patchloom.data.checking.check import check
 from patchloom.data.datasets import Source
 from patchloom.data.labels.unlabeled import missing_labels, task_of_data
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data, split_source
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from tests.data.facts import any_has, facts, has_facts

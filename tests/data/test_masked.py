@@ -8,7 +8,7 @@ from PIL import Image
 
 from patchloom.data.annotations.mask_classes import ignored_number, of_masks
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source
 from patchloom.report.pictures.overlays import color_mask, index_image, palette
 from patchloom_runtime.errors import DataError, UsageError

@@ -7,7 +7,7 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.labels.nested_folders import find_nesting
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.data.sources.source import find_source, open_data
 from tests.data.facts import any_has, has_facts

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources import parquet
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.source import open_data, open_for

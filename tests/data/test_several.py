@@ -7,7 +7,7 @@ from PIL import Image
 
 from patchloom.data.checking.survey import survey
 from patchloom.data.labels.unlabeled import missing_labels
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom_runtime.errors import DataError, UsageError

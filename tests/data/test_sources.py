@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.datasets import ClassTable
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources import torchvision_sets
 from patchloom.data.sources.source import open_data, open_for
 from patchloom_runtime.errors import DataError, UsageError

@@ -10,7 +10,7 @@ from PIL import Image
 
 from patchloom.data.datasets import ImageSet, Listing, Source
 from patchloom.data.images.image_store import ImageStore
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.splits import class_table, fold_numbers, group_by_split, make_splits, match, split_rows, with_val
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts

@@ -15,7 +15,7 @@ from patchloom.data.checking.check import check
 from patchloom.data.checking.survey import survey
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Splits
 from patchloom.data.labels.unlabeled import task_of_data
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.builtin import ArrayImages
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.splits import fold_numbers, make_splits, match, share_of_train, split_rows

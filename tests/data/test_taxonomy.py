@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.labels.taxonomy import from_fine_to_coarse, read_taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data, open_for
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data, open_for
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts

@@ -27,7 +27,9 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 
+from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache
+from patchloom.data.checking.scan_parts import ROW, PartHeader, part_content
 from patchloom.data.sources.shard_index import ShardSample, index_bytes
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
@@ -42,7 +44,19 @@ from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.calibration import Calibration, DistanceRule, Promise, Reliability, ReliabilityBin
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
-from tests.fuzz.targets import HERE, NETWORK, PRIVATE_KEY, PUBLISHED, TARGETS, feed, make_index, make_run, make_signed
+from tests.fuzz.targets import (
+    HERE,
+    NETWORK,
+    PART,
+    PRIVATE_KEY,
+    PUBLISHED,
+    TARGETS,
+    feed,
+    make_index,
+    make_run,
+    make_shard_index,
+    make_signed,
+)
 from tests.reliability.readers import annotated, labeled
 from tests.reliability.readers.artifacts import make_artifact
 from tests.reliability.readers.reader import CLASSES, pixels
@@ -227,6 +241,19 @@ def kept_looks() -> Files:
             database.execute("VACUUM")
         seen.write([((b"a.png", 10, 5), ImageScan("damaged"))])
         yield "one.sqlite", seen.path.read_bytes()
+
+
+def scan_parts() -> Files:
+    """A part of a check, with a picture that cannot be read and one with a fault."""
+    rows = np.zeros(3, ROW)
+    rows["width"], rows["height"], rows["flags"] = (0, 5, 6), (0, 5, 6), (4, 1, 2)
+    header = PartHeader(
+        key=PART, rows=3, text_bytes=0, prefix="/data/", splits={"train": 2, "val": 1},
+        kind="classes", counts={"train": {"cat": 1}, "val": {"cat": 1}}, empty_classes=("dog",), task="classify",
+        annotated=(), notes=("note",), modes=("RGB",), errors={0: "damaged"},
+        faults={2: (AnnotationFault("no objects", "none"),)},
+    )  # fmt: skip
+    yield "three.part", part_content(header, rows, ["", "cat", "cat"], ["/data/a.jpg", "/data/b.jpg", "/data/c/ü.jpg"])
 
 
 def typed() -> Files:
@@ -482,6 +509,14 @@ def index() -> Files:
             yield path.name, path.read_bytes()
 
 
+def shard_index() -> Files:
+    """The rows of a shard, and the record of its part."""
+    with tempfile.TemporaryDirectory() as place:
+        make_shard_index(Path(place))
+        for path in sorted(Path(place, "index").iterdir()):
+            yield path.name, path.read_bytes()
+
+
 def program() -> Files:
     """A product and a sum as torch.export saves them."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.GELU())
@@ -525,6 +560,7 @@ CORPUS: dict[str, Any] = {
     "shards": shards,
     "zip": zips,
     "cache": kept_looks,
+    "scan_part": scan_parts,
     "typed": typed,
     "recipe": lambda: iter([("deit.yaml", get_recipe("deit", "deit_s").to_yaml().encode())]),
     "sentences": sentences,
@@ -542,6 +578,9 @@ CORPUS: dict[str, Any] = {
     "npz": npz,
     "signature": signature,
     "index": index,
+    "rows": lambda: (file for file in shard_index() if file[0].endswith(".parquet")),
+    "parts": lambda: (file for file in shard_index() if file[0].startswith("shard-")),
+    "copies": lambda: iter([("objects.json", json.dumps({"a": [4, "1", 10**9]}).encode())]),
     "onnx": lambda: of_reader(make_artifact, "artifact/model.onnx"),
     "pt2": program,
     "artifact": lambda: of_reader(make_artifact, "artifact/artifact.json", "artifact/labels.json"),

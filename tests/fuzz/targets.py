@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -34,14 +34,15 @@ from patchloom.data.annotations.box_formats import open_cvat, open_label_studio,
 from patchloom.data.annotations.mask_classes import has_masks, of_masks
 from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
 from patchloom.data.annotations.mask_names import names_of_masks
-from patchloom.data.buckets import remote_file
+from patchloom.data.buckets import mirror, remote_file
 from patchloom.data.buckets.remote_file import AnyFile, RemoteFile
 from patchloom.data.checking.scan_cache import ScanCache
+from patchloom.data.checking.scan_parts import ScanPart, file_of
 from patchloom.data.datasets import Source
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.corrections import correct, read_corrections
 from patchloom.data.sources.exclusions import read_list
@@ -55,6 +56,8 @@ from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.trees.tree import FolderTree
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom.inference import index_files
+from patchloom.inference.index_rows import IndexRow
+from patchloom.inference.shard_parts import read_record, with_shards
 from patchloom.models.pretrained.downloads import _state_of
 from patchloom.models.pretrained.table import weights_named
 from patchloom.models.registry import create_model
@@ -99,6 +102,7 @@ from patchloom_runtime.engines.torch_program import TorchProgramGraph
 from patchloom_runtime.errors import PatchloomError, ResourceError
 from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
 from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.readers import annotated, repairs
 from tests.reliability.readers.artifacts import make_artifact, repair_artifact
 from tests.reliability.readers.reader import pixels
@@ -106,6 +110,7 @@ from tests.reliability.readers.reader import pixels
 HERE = Path(__file__).parent
 MOST_LETTERS = 3_000  # of a message
 HANG_S = 10.0
+PART = "data-0123456789abcdef"
 PICTURES = 3  # frames of an animation that are looked at
 
 
@@ -307,6 +312,16 @@ def _kept_looks(folder: Path) -> None:
     (folder / "a.sqlite").replace(_made(seen.path))
     seen.read()
     seen.count()
+
+
+def _scan_part(folder: Path) -> None:
+    """All that a join asks of a part."""
+    part = ScanPart(folder, PART)
+    rows = part.rows()
+    with refusals():
+        part.stored.texts(np.arange(len(rows)))
+    for row in range(len(rows)):
+        part.scan(rows, row)
 
 
 def _made(path: Path) -> Path:
@@ -524,10 +539,71 @@ def make_index(folder: Path) -> None:
     """An index of three files."""
     place = folder / "index"
     place.mkdir()
-    rows = [index_files.IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
+    rows = [IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
     part = index_files.write_part(place, "part-00000", np.ones((3, 4), np.float32), rows)
     about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
     index_files.write_about(place, about)
+
+
+def make_shard_index(folder: Path) -> None:
+    """An index of a shard, and the record of its part."""
+    place = folder / "index"
+    place.mkdir()
+    rows = [IndexRow(f"/data/a.tar, {number}.png", "red", 0, 0) for number in range(3)]
+    part = index_files.write_part(place, "part", np.ones((3, 4), np.float32), rows, of_shard=True)
+    named = replace(part, name="part-a")  # the digest in its name depends on the version of pyarrow
+    for end in (".npy", ".parquet"):
+        (place / f"{part.name}{end}").rename(place / f"{named.name}{end}")
+    about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(named,))
+    index_files.write_about(place, about)
+    record = {
+        "format": 2, "key": "a", "part": "part-a", "shard": "/data/a.tar", "state": [10_240, 5], "rows": 3,
+        "vectors_sha256": part.vectors_sha256, "rows_sha256": part.rows_sha256, "labels": {"red": 3},
+        "levels": {"warmth": {"red": "warm"}}, "unreadable": {"/data/a.tar, 3.png": "truncated"}, "parquet": True,
+    }  # fmt: skip
+    (place / "shard-a.json").write_text(json.dumps(record | {"own_sha256": own_sha256(record)}))
+
+
+def _shard_record(folder: Path) -> None:
+    """The index that a record becomes a part of is one that can be read."""
+    place = folder / "index"
+    about = index_files.read_about(place)
+    for before in (about, replace(about, parts=(), labels={})):
+        joined = with_shards(before, [read_record(place, "a")], place)
+        index_files.write_about(folder, joined)
+        index_files.read_about(folder)
+
+
+def _repair_own(_: Path, file: Path) -> None:
+    values = json.loads(file.read_bytes())
+    values["own_sha256"] = own_sha256({name: value for name, value in values.items() if name != "own_sha256"})
+    file.write_text(json.dumps(values))
+
+
+BUCKET = "s3://bucket/index"
+COPY = f"patchloom/folders/{hashlib.blake2b(BUCKET.encode(), digest_size=10).hexdigest()}"
+
+
+def _make_copy(folder: Path) -> None:
+    """A copy of a folder in a bucket, whose file is as `objects.json` says."""
+    _made(folder / COPY / "index" / "a").write_bytes(b"abcd")
+    os.utime(folder / COPY / "index" / "a", ns=(10**9, 10**9))
+
+
+def _copy(folder: Path) -> None:
+    """The copy is made equal to the bucket again, whatever was known of it."""
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    copy, there = mirror.Mirror(BUCKET), [mirror.ObjectFacts(f"{BUCKET}/a", 4, "1")]
+    requests = {
+        "list_tree": lambda _: there,
+        "read_exactly": lambda spans: [b"abcd" for _ in spans],
+        "put_version": lambda *_, **__: "1",
+        "delete": lambda _: None,
+    }
+    with mock.patch.multiple(mirror, **requests):
+        copy.pull()
+        copy.push(removable=lambda _: True)
+    assert (copy.folder / "a").read_bytes() == b"abcd"
 
 
 def _index(folder: Path) -> None:
@@ -653,6 +729,13 @@ TARGETS: dict[str, Target] = {
         (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz"))),
     ),
     "zip": Target(("zip",), (Reader("data.zip", _source("data.zip")),)),
+    "scan_part": Target(
+        ("bytes",),
+        (
+            Reader(file_of(PART), _scan_part),
+            Reader(file_of(PART), _scan_part, repair=lambda _, file: repairs.repair_part(file)),
+        ),
+    ),
     "cache": Target(("bytes",), (Reader("a.sqlite", _kept_looks),)),
     "typed": Target(("text",), (Reader("typed", _typed),)),
     "recipe": Target(
@@ -744,6 +827,13 @@ TARGETS: dict[str, Target] = {
     "signature": Target(("json", "bytes"), (Reader("run/model.sig", _signature, make_signed),)),
     "npz": Target(("zip",), (Reader("a.npz", _start_from("a.npz")),)),
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
+    "rows": Target(
+        ("parquet", "bytes"), (Reader("index/part-a.parquet", _index, make_shard_index, repairs.repair_index),)
+    ),
+    "parts": Target(
+        ("json",), (Reader("index/shard-a.json", _shard_record, make_shard_index, _repair_own),)
+    ),
+    "copies": Target(("json",), (Reader(f"{COPY}/objects.json", _copy, _make_copy),)),
     "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),
     "pt2": Target(("zip", "bytes"), (Reader("model.pt2", _program),)),
     "artifact": Target(("json",), (_of_artifact("artifact.json"), _of_artifact("labels.json"))),

@@ -1,6 +1,8 @@
 """How the folders beside this file were made, once, by the commit in `MADE_BY`: `python make.py` in an empty folder.
 
 They are what an earlier patchloom wrote, so they are never made again: `tests/runs/test_golden.py` reads them.
+`index_of_shards` is what `patchloom index classifier shards` of commit 89a0d05d wrote, of two shards of three of the
+pictures each, packed in the order 0 2 4, 1 3 5.
 """
 
 import json

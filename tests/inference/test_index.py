@@ -358,7 +358,7 @@ def test_a_model_that_has_gone(run: Callable[[str], Path], trained: Path, tmp_pa
 def test_formats(built: BuildSummary) -> None:
     path = built.index.folder / "index.json"
     values = json.loads(path.read_text())
-    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (3, 60, True, 16)
+    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (4, 60, True, 16)
     path.write_text(json.dumps(values | {"dimension": 15}))
     with pytest.raises(CheckpointError) as error:
         open_index(built.index.folder)
@@ -370,12 +370,12 @@ def test_formats(built: BuildSummary) -> None:
     assert len(open_index(built.index.folder)) == 60
     path.write_text(json.dumps({key: values[key] for key in values if not key.startswith("level")} | {"format": 1}))
     assert open_index(built.index.folder).labels == {"blue": 30, "red": 30}
-    path.write_text(json.dumps(values | {"format": 4}))
+    path.write_text(json.dumps(values | {"format": 5}))
     with pytest.raises(CheckpointError) as error:
         open_index(built.index.folder)
     assert "index.json" in str(error.value)
     assert "format" in str(error.value)
-    assert "3" in str(error.value)
+    assert "4" in str(error.value)
     for damaged in ("{", "[]", "{}", json.dumps(values | {"parts": [{}]})):
         path.write_text(damaged)
         with pytest.raises(CheckpointError, match=r"index\.json"):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import patchloom
 from patchloom.cli import make_app
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.inference import evaluations
 from patchloom.inference.index_build import index
 from patchloom.runs import checksums

@@ -5,24 +5,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import patchloom
-from patchloom.data import packing
 from patchloom.inference import ray_engine
 from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import refused
-
-
-@pytest.fixture
-def shards(trained: Path, tmp_path: Path, monkeypatch) -> Path:
-    original = packing._shards
-    monkeypatch.setattr(packing, "_shards", lambda listing, classes, _: original(listing, classes, 3000))
-    packing.pack(trained / "data", out=tmp_path / "shards")
-    return tmp_path / "shards"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom.data.text.pairs import open_parallel
 from patchloom.models.registry import create_model

@@ -21,7 +21,12 @@ from tests.reliability.readers.table import READERS
 
 COUNT = 120
 SLOW = ("detector report", "segmenter report")  # whole pages with intervals
-NEEDS = {"parquet": "pyarrow", "translator": "sentencepiece", "translator report": "sentencepiece"}
+NEEDS = {
+    "parquet": "pyarrow",
+    "index of shards": "pyarrow",
+    "translator": "sentencepiece",
+    "translator report": "sentencepiece",
+}
 
 
 @pytest.fixture(scope="module")

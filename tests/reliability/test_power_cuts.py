@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from patchloom.disk import atomic_write, sync_folder
-from patchloom.inference.index_files import IndexMetadata, IndexRow, StoredVectors, read_about, write_about, write_part
+from patchloom.inference.index_files import IndexMetadata, StoredVectors, read_about, write_about, write_part
+from patchloom.inference.index_rows import IndexRow
 from patchloom.runs.folders import new_folder
 from patchloom.training.sweeps.record import RunResult, read_results, write_results
 from patchloom_runtime.errors import CheckpointError

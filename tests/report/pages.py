@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.calibration import reliability
 from patchloom.evaluation.classification import ClassificationReport

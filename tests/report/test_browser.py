@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.corrections import read_corrections
 from patchloom.data.sources.source import find_source
 from tests.report.pages import KINDS, MadeUp

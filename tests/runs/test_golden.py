@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import patchloom
+from patchloom.inference.shard_parts import read_record
 from patchloom.layers import projector
 from patchloom.runs.metrics import read_metrics
 from tests.golden import make
@@ -77,3 +78,17 @@ def test_an_index_finds_what_it_found(golden: Path) -> None:
     found = [[Path(hit.path).name, hit.score] for hit in index.search("pictures/0.png", top=3).hits]
     assert [name for name, _ in found] == [name for name, _ in EXPECTED["search"]]
     assert [score for _, score in found] == pytest.approx([score for _, score in EXPECTED["search"]], abs=1e-5)
+
+
+def test_an_index_of_shards_finds_what_it_found(golden: Path) -> None:
+    index = patchloom.open_index("index_of_shards", model="classifier")
+    order = {f"shards/train-00000{i // 3}.tar, {i:09d}.png": f"{name}.png" for i, name in enumerate((0, 2, 4, 1, 3, 5))}
+    hits = index.search("pictures/0.png", top=3).hits
+    assert [order[hit.path] for hit in hits] == [name for name, _ in EXPECTED["search"]]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in EXPECTED["search"]], abs=1e-5)
+    assert index.search("pictures/0.png", label="square").hits == [
+        hit for hit in index.search("pictures/0.png").hits if hit.label == "square"
+    ]
+    records = [read_record(index.folder, part.name[len("part-") : -len("-00000000")]) for part in index.about.parts]
+    assert tuple(record.indexed for record in records) == index.about.parts
+    assert patchloom.verify("index_of_shards").wrong == {}

@@ -30,6 +30,30 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
     assert json.loads(said.splitlines()[-1]) == []
 
 
+OPERATOR = """
+import sys
+import torch
+from patchloom.layers.kernels import operator
+
+@operator
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+torch.library.register_fake("patchloom::doubled", torch.empty_like)
+torch.library.register_autograd("patchloom::doubled", lambda _, grad: 2 * grad)
+x = torch.ones(3, requires_grad=True)
+doubled(x).sum().backward()
+assert x.grad.tolist() == [2, 2, 2]
+assert "torch._dynamo" not in sys.modules
+assert torch.compile(doubled, fullgraph=True, backend="eager")(x).tolist() == [2, 2, 2]
+"""
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.10."), reason="torchvision 0.25 imports the compiler")
+def test_an_operator_of_a_kernel_imports_no_compiler_until_it_is_compiled() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", OPERATOR], check=True)
+
+
 def test_eager_optimizers_are_torchs_own_in_all_they_compute() -> None:
     for make, theirs, options in (
         (AdamW, torch.optim.AdamW, {"foreach": True}),

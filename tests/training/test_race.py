@@ -136,6 +136,16 @@ def test_without_a_time_the_winner_gets_the_epochs_that_fit(raced: Callable[...,
     assert any("already finished" in line for line in lines)
 
 
+def test_rows_for_shorter_runs_take_no_place(raced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ROWS[0], ROWS[2]._replace(most_epochs=1), ROWS[1]]
+    monkeypatch.setattr(ImagePlanner, "candidate_rows", lambda *_: rows)
+    monkeypatch.setattr(race, "LEAST_TRIAL_S", 1e6)  # two candidates
+    run = raced()
+    state = read_race(run.folder)
+    assert state is not None
+    assert [row.name for row in state.candidates] == ["plain", "large steps"]
+
+
 def test_a_raced_run_resumes_exactly(raced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a").mkdir()
     Path("b").mkdir()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import patchloom
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.splits import make_splits, share_of_train
 from patchloom.engine.signals import Stopped

@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from patchloom.data.batches import decoded_dataset as device
 from patchloom.engine import loop
@@ -123,6 +125,19 @@ def test_what_the_head_is_fitted_to_is_part_of_the_time(tmp_path, monkeypatch) -
     assert epochs[1] < epochs[0]
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cuda", [0.01]), ("cpu", [30.0])])
+def test_the_first_step_on_a_gpu_is_no_measure(device, expected, monkeypatch) -> None:
+    """It may compile for longer than the time for measuring."""
+    now, durations = [0.0], iter([30.0, *[0.01] * 100])
+    monkeypatch.setattr(timing.clock, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "_whole_step", lambda *_: now.__setitem__(0, now[0] + next(durations)))
+    loader = SimpleNamespace(epoch=lambda _: iter([torch.zeros(1)] * 10))
+    processes = SimpleNamespace(device=SimpleNamespace(type=device), synchronize=lambda: None)
+    monkeypatch.setattr(torch.Tensor, "to", lambda batch, _: batch)
+    run = SimpleNamespace(loader=loader, processes=processes, model=torch.nn.Identity())
+    assert list(timing._whole_steps(run, budget_s=1.0)) == pytest.approx(expected)
+
+
 def test_less_time_than_an_epoch_is_one_epoch_and_said(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(100.0, 1.0, 0.0, "4 images at a time", 0.2))
     said: list[str] = []
@@ -203,3 +218,12 @@ def test_a_run_of_days_is_said_before_it_begins(tmp_path, monkeypatch) -> None:
     said: list[str] = []
     run_training(settings(tmp_path / "a", recipe="small_images", epochs=1), say=said.append)
     assert any(all(fact in line for fact in ("note: ", "2.0 days", "--fit", "--time 8h")) for line in said)
+
+
+@pytest.mark.parametrize(("given", "is_said"), [({}, True), ({"time": "10m"}, False)])
+def test_a_run_of_minutes_says_so_unless_its_time_is_given(given, is_said, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(timing, "seconds_per_image", lambda _: 10.0)
+    monkeypatch.setattr(timing, "LONGEST_EPOCHS", 1)
+    said: list[str] = []
+    run_training(settings(tmp_path / "a", **(given or {"epochs": 1})), say=said.append)
+    assert any(line.startswith("time ") and "--time 10m" in line for line in said) == is_said

@@ -31,7 +31,7 @@ from patchloom.data.annotations.voc import open_voc
 from patchloom.data.annotations.yolo import open_yolo
 from patchloom.data.datasets import Source
 from patchloom.data.labels.label_pattern import suggest_pattern
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES, says_a_split
 from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, UsageError

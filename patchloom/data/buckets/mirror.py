@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from patchloom.data.buckets.objects import ExistsError, ObjectFacts, delete, list_tree, put_version
@@ -37,6 +37,7 @@ from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
 LAST = ("manifest.json", "checksums.json", "index.json", "artifact.json")  # each makes the files before it count
 _KNOWN = "objects.json"
+_KNOWN_SHAPE = {"size": int, "version": str, "changed_ns": int}
 _SPAN_BYTES, _SPANS = 4 << 20, 8  # read at once of an object
 _CREATED_BYTES = 64 << 20  # up to which an object is created in one request, which fails if it exists
 
@@ -132,7 +133,7 @@ class Mirror:
     def _is_unchanged(self, name: str, known: _Known) -> bool:
         try:
             status = (self.folder / name).stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name that no file has
             return False
         return (status.st_size, status.st_mtime_ns) == (known.size, known.changed_ns)
 
@@ -170,8 +171,12 @@ class Mirror:
         try:
             values = parse_json(read_plain(self._home / _KNOWN))
             check_shape(values, dict[str, list])
+            for name, value in values.items():
+                check_shape(dict(zip(_Known._fields, value, strict=True)), _KNOWN_SHAPE)
+                if PurePath(name).anchor or ".." in PurePath(name).parts:
+                    raise ValueError(f"{name!r} is not in the folder")
             return {name: _Known(*value) for name, value in values.items()}
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             return {}  # all is compared again
 
     def _write_known(self, known: dict[str, _Known]) -> None:

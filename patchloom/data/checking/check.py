@@ -11,32 +11,19 @@ from statistics import median
 
 from patchloom.data.annotations.faults import NO_OBJECTS
 from patchloom.data.checking.check_report import CheckReport, Group, OddImage
+from patchloom.data.checking.large_check import check_in_parts
+from patchloom.data.checking.oddities import odd_kinds
 from patchloom.data.checking.overlap import against as compare_with
 from patchloom.data.checking.scan_cache import ImageScan
 from patchloom.data.checking.survey import ImageLocation, Survey, find_copies, survey
-from patchloom.data.datasets import Progress, Source
-from patchloom.data.labels.unlabeled import task_of_data
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.datasets import Progress
+from patchloom.data.labels.unlabeled import task_and_annotations
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
-
-STRIP_RATIO = 8  # long side divided by the short side, from which an image is odd
-TINY_SHARE = 0.25  # of the median short side, below which an image is odd
-_MODES = {
-    "CMYK": ("CMYK", "converted to RGB"),
-    "YCbCr": ("YCbCr", "converted to RGB"),
-    "LAB": ("Lab", "converted to RGB"),
-    "P": ("palette", "converted to RGB, transparent parts laid over white"),
-    "RGBA": ("alpha", "laid over white"),
-    "LA": ("alpha", "laid over white"),
-    "La": ("alpha", "laid over white"),
-    "PA": ("alpha", "laid over white"),
-    "I": ("32-bit", "0…65535 becomes 0…255 where all fit, else the smallest…largest"),
-    "F": ("floats", "0…1 becomes 0…255 where all fit, else the smallest…largest"),
-}
 
 
 @with_near_options
@@ -47,6 +34,9 @@ def check(
     against: Data | None = None,
     workers: int | None = None,
     cache: bool = True,
+    out: str | os.PathLike[str] | None = None,
+    part: str | None = None,
+    join: bool = False,
     progress: Progress | None = None,
 ) -> CheckReport:
     """Read all images of a dataset, as `open_data` would open it, or all its sentence pairs.
@@ -57,13 +47,20 @@ def check(
               test split (or val, or all).
     workers   Processes that read images. Default: one per core.
     cache     Read only the files that changed since the last check. Results are stored outside the data.
-    progress  Called with the number of images done and their total.
+    out       Check in parts, with bounded memory: folder, or address in a bucket, for the parts and the report. The
+              data are tar shards, parquet files or class folders. The report has the first problems of each kind; CSV
+              files in `out` list all.
+    part      Scan one of several shares of the data, such as 3/8, for `join`. The report only counts its images.
+    join      Join the parts that were made with `part`; make none.
+    progress  Called with the number of images done and their total; of parts with `out`.
     """
+    if out is not None:
+        _refuse_unread(reading, against)
+        return check_in_parts(spec, out=os.fspath(out), part=part, join=join, workers=workers, progress=progress)
+    if part is not None or join:
+        raise UsageError("--part and --join need --out, the folder of the parts")
     spec = as_spec(spec)
-    sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
-    if sentences and against is not None:
-        raise UsageError(f"--against compares images, and {printable(spec)} holds sentence pairs")
-    if sentences:
+    if sentences := _sentences(spec, reading, against):
         return _sentence_report(printable(Path(os.path.expanduser(spec)).resolve().name), sentences)
     source = find_source(spec, reading=reading)
     other = find_source(against) if against is not None else None
@@ -71,7 +68,7 @@ def check(
     readable = [i for i, scan in enumerate(scanned.scans) if not scan.error]
     places, scans = [scanned.places[i] for i in readable], [scanned.scans[i] for i in readable]
     copies = find_copies(scans, places, scanned.listings)
-    task, annotated = _annotations(source)
+    task, annotated = task_and_annotations(source)
     return CheckReport(
         name=source.name,
         task=task,
@@ -90,6 +87,21 @@ def check(
         against=compare_with(scanned, other, workers=workers, cache=cache, progress=progress) if other else None,
         listings=scanned.listings,
     )
+
+
+def _refuse_unread(reading: Reading, against: Data | None) -> None:
+    """Raise UsageError for options that a check in parts does not read."""
+    if against is not None:
+        raise UsageError("--against compares data in memory; drop --out")
+    for name in reading.chosen():
+        raise UsageError(f"--{name.replace('_', '-')} is not read with --out; drop one of the two")
+
+
+def _sentences(spec: str, reading: Reading, against: Data | None) -> Sequence[SentenceSplit]:
+    sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
+    if sentences and against is not None:
+        raise UsageError(f"--against compares images, and {printable(spec)} holds sentence pairs")
+    return sentences
 
 
 def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
@@ -116,14 +128,6 @@ def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
     )
 
 
-def _annotations(source: Source) -> tuple[str, tuple[str, ...]]:
-    """Return the task that the data suggest, and the class names of its masks or boxes."""
-    task, images = task_of_data(source)[0], source.train.images
-    ignored = images.mask_ignore if task == "segment" else None
-    names = images.object_names if task == "detect" else images.mask_names
-    return task, tuple(name for number, name in enumerate(names) if number != ignored)
-
-
 def _locations(groups: Sequence[Sequence[int]], places: Sequence[ImageLocation]) -> tuple[Group, ...]:
     return tuple(tuple(places[i] for i in group) for group in groups)
 
@@ -144,26 +148,8 @@ def _classes(scanned: Survey) -> dict[str, dict[str, int]]:
 def _odd_images(places: Sequence[ImageLocation], scans: Sequence[ImageScan]) -> Iterator[OddImage]:
     usual_side = median(min(scan.width, scan.height) for scan in scans) if scans else 0
     for place, scan in zip(places, scans, strict=True):
-        yield from (OddImage(place, kind, read_as) for kind, read_as in _oddities(scan, usual_side))
+        yield from (OddImage(place, kind, read_as) for kind, read_as in odd_kinds(scan, usual_side))
         yield from (OddImage(place, fault.kind, fault.detail) for fault in scan.faults if fault.kind == NO_OBJECTS)
-
-
-def _oddities(scan: ImageScan, usual_side: float) -> Iterator[tuple[str, str]]:
-    """Yield (kind, how `decode` reads it). `usual_side` is the median short side of the dataset, in pixels."""
-    if scan.mode in _MODES:
-        yield _MODES[scan.mode]
-    if scan.mode.startswith("I;"):
-        yield "16-bit", "0…65535 becomes 0…255"
-    if scan.rotated:
-        yield "EXIF rotation", "turned upright"
-    if scan.animated:
-        yield "animated", "the first frame"
-    short, long = sorted((scan.width, scan.height))
-    size = f"{scan.width}×{scan.height}"
-    if long >= STRIP_RATIO * short:
-        yield "strip", f"{size}, of which a square crop shows {short / long:.0%}"
-    elif short < TINY_SHARE * usual_side:
-        yield "tiny", f"{size}, enlarged; the median short side is {usual_side:g}"
 
 
 def _spread(values: Sequence[int]) -> tuple[int, int, int] | None:

@@ -1,9 +1,9 @@
 """The result of `check`: what a dataset contains and what is wrong with it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from patchloom.data.checking.overlap import OverlapReport
 from patchloom.data.checking.survey import ImageLocation, Unreadable
@@ -12,7 +12,26 @@ from patchloom.data.text.sentences import is_train
 from patchloom.recipes.auto import IMBALANCED_FROM
 from patchloom_runtime.errors import shortened
 
+T = TypeVar("T")
 Group = tuple[ImageLocation, ...]
+DETAILED = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd files whose detail differs per file
+MOST_LINES, MOST_GROUPS, MOST_MEMBERS = 500, 20, 100  # in the report of a joined check; its files have all
+
+
+class FirstItems(tuple[T, ...]):
+    """The first items of a list that may be too long for the memory. `total` counts all of them."""
+
+    total: int
+
+    def __new__(cls, items: Iterable[T] = (), total: int | None = None) -> "FirstItems[T]":
+        self = super().__new__(cls, tuple(items))
+        self.total = len(self) if total is None else total
+        return self
+
+
+def total_of(items: Sequence[Any]) -> int:
+    """Return the number of items, with those that `FirstItems` leaves out."""
+    return items.total if isinstance(items, FirstItems) else len(items)
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,7 @@ class CheckReport:
         """Return groups of equal (or, with `near`, nearly equal) images in different splits."""
         return [group for groups in self.leaks_between(near=near).values() for group in groups]
 
-    def leaks_between(self, *, near: bool = False) -> dict[str, list[Group]]:
+    def leaks_between(self, *, near: bool = False) -> dict[str, Sequence[Group]]:
         """Group `leaks` by their splits: 'train and val', 'train and test' …"""
         leaks: dict[str, list[Group]] = {}
         order = list(dict.fromkeys(map(self._side, self.splits)))
@@ -106,12 +125,23 @@ class CheckReport:
             sides = sorted({self._side(place.split) for place in group}, key=order.index)
             if len(sides) > 1:
                 leaks.setdefault(" and ".join(sides), []).append(group)
-        return leaks
+        return dict(leaks)
 
-    def conflicts(self, *, near: bool = False) -> list[Group]:
+    def conflicts(self, *, near: bool = False) -> Sequence[Group]:
         """Return groups of equal (or, with `near`, nearly equal) images with different labels."""
         groups = self.near_duplicates if near else self.duplicates
         return [group for group in groups if len({place.label for place in group}) > 1]
+
+    def odd_counts(self) -> dict[tuple[str, str], int]:
+        """Count the odd images by kind and how they are read, without the details that differ per file."""
+        return Counter((odd.kind, "" if odd.kind in DETAILED else odd.read_as) for odd in self.odd)
+
+    def faults_by_kind(self) -> dict[str, Sequence[Fault]]:
+        """Group the faults by kind."""
+        kinds: dict[str, list[Fault]] = {}
+        for fault in self.faults:
+            kinds.setdefault(fault.kind, []).append(fault)
+        return dict(kinds)
 
     def listing_of(self, place: ImageLocation) -> Listing | None:
         """Return the listing that contains an image; None for a pair of sentences."""
@@ -128,13 +158,13 @@ class CheckReport:
 
     def _file_problems(self) -> Iterator[str]:
         if self.unreadable:
-            yield f"{_count(len(self.unreadable), 'file')} cannot be read"
+            yield f"{_count(total_of(self.unreadable), 'file')} cannot be read"
         if self.empty_classes:
             yield f"no images for {', '.join(map(repr, self.empty_classes))}"
         for where, names in self.strays().items():
             yield f"only {where} {'have' if ' and ' in where else 'has'} {', '.join(map(repr, names))}"
-        for kind, count in Counter(fault.kind for fault in self.faults).items():
-            yield f"{kind}, {_count(count, 'time')}"
+        for kind, faults in self.faults_by_kind().items():
+            yield f"{kind}, {_count(total_of(faults), 'time')}"
 
     def _class_problems(self) -> Iterator[str]:
         if len(self.classes) == 1 and self.task == "classify":
@@ -151,9 +181,9 @@ class CheckReport:
     def _duplicate_problems(self, *, near: bool) -> Iterator[str]:
         same = f"{'nearly ' * near}the same {self.unit}"
         for splits, leaks in self.leaks_between(near=near).items():
-            yield f"{same} in {splits}, {_count(len(leaks), 'time')}"
+            yield f"{same} in {splits}, {_count(total_of(leaks), 'time')}"
         if conflicts := self.conflicts(near=near):
-            yield f"{same} under two labels, {_count(len(conflicts), 'time')}"
+            yield f"{same} under two labels, {_count(total_of(conflicts), 'time')}"
         if self.against and (shared := self.against.near if near else self.against.same):
             yield f"{same} in train and {self.against.name}, {_count(len(shared), 'time')}"
 
@@ -177,6 +207,61 @@ class CheckReport:
             "conflicts": [[asdict(place) for place in group] for group in self.conflicts()],
             "problems": self.problems(strict=strict),
         }
+
+
+@dataclass(frozen=True)
+class GroupsOfCopies:
+    """The groups of equal, or of nearly equal, images of a joined check."""
+
+    groups: FirstItems[Group] = field(default_factory=FirstItems)
+    leaks: dict[str, FirstItems[Group]] = field(default_factory=dict)  # by their splits: 'train and val'
+    conflicts: FirstItems[Group] = field(default_factory=FirstItems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedReport(CheckReport):
+    """The report of a check in parts: the first problems of each kind, and the number of all. Files list all."""
+
+    equal: GroupsOfCopies = field(default_factory=GroupsOfCopies)
+    similar: GroupsOfCopies = field(default_factory=GroupsOfCopies)
+    kinds_of_odd: dict[tuple[str, str], int] = field(default_factory=dict)
+    kinds_of_faults: dict[str, FirstItems[Fault]] = field(default_factory=dict)
+    folder: str  # of the parts and the report: the copy, if they are in a bucket
+    lists: dict[str, str] = field(default_factory=dict)  # kind of problem → CSV file in that folder
+    open_listing: Callable[[ImageLocation], Listing | None] = field(default=lambda _: None, repr=False, compare=False)
+
+    def leaks_between(self, *, near: bool = False) -> dict[str, Sequence[Group]]:
+        """Return the first groups per pair of splits."""
+        return dict((self.similar if near else self.equal).leaks)
+
+    def conflicts(self, *, near: bool = False) -> Sequence[Group]:
+        """Return the first groups of images with different labels."""
+        return (self.similar if near else self.equal).conflicts
+
+    def odd_counts(self) -> dict[tuple[str, str], int]:
+        """Count the odd images by kind and how they are read."""
+        return self.kinds_of_odd
+
+    def faults_by_kind(self) -> dict[str, Sequence[Fault]]:
+        """Return the first faults of each kind."""
+        return dict(self.kinds_of_faults)
+
+    def listing_of(self, place: ImageLocation) -> Listing | None:
+        """Open the shard of an image; None if it is gone."""
+        return self.open_listing(place)
+
+    def to_dict(self, *, strict: bool = False) -> dict[str, Any]:
+        """Return plain values for JSON: counts, and the first problems of each kind."""
+        own = ("equal", "similar", "kinds_of_odd", "kinds_of_faults", "open_listing")
+        plain = super().to_dict(strict=strict)
+        counts = {
+            name: total_of(getattr(self, name)) for name in ("unreadable", "odd", "duplicates", "near_duplicates")
+        }
+        counts["faults"] = sum(map(total_of, self.kinds_of_faults.values()))
+        for near in (False, True):
+            counts["near_leaks" if near else "leaks"] = sum(map(total_of, self.leaks_between(near=near).values()))
+            counts["near_conflicts" if near else "conflicts"] = total_of(self.conflicts(near=near))
+        return {name: value for name, value in plain.items() if name not in own} | {"counts": counts}
 
 
 def _count(number: int, what: str) -> str:

@@ -85,8 +85,8 @@ def scan(
     return [one for one in scans if one], len(missing)
 
 
-def scan_image(images: ImageStore, row: int) -> ImageScan:
-    """Decode one image, and read its mask and boxes if it has any."""
+def scan_image(images: ImageStore, row: int, *, digest_of_pixels: bool = False) -> ImageScan:
+    """Decode one image, and read its mask and boxes if it has any. The digest is of the file, if there is one."""
     where = images.where(row)
     mode, rotated, animated = "", False, False
     try:
@@ -99,7 +99,8 @@ def scan_image(images: ImageStore, row: int) -> ImageScan:
     except DataError as error:
         return ImageScan(error=str(error).removeprefix(f"{where}: "))
     faults = (*mask_faults(images, row, image.size), *box_faults(images, row, image.size))
-    return ImageScan("", mode, *image.size, rotated, animated, digest(data or image), thumbnail(image), faults)
+    content = image if digest_of_pixels or data is None else data
+    return ImageScan("", mode, *image.size, rotated, animated, digest(content), thumbnail(image), faults)
 
 
 def _cached(
@@ -128,7 +129,7 @@ def _scan_all(
         return
     chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
     context = multiprocessing.get_context()
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(stores,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_scan, initargs=(stores,))
     try:
         for scans in pool.map(_scan_chunk, chunks):
             yield from scans
@@ -141,9 +142,14 @@ def _scan_all(
 _stores: Sequence[ImageStore] = ()  # in a worker process
 
 
-def _start_worker(stores: Sequence[ImageStore]) -> None:
+def _start_scan(stores: Sequence[ImageStore]) -> None:
     global _stores
     _stores = stores
+    start_worker()
+
+
+def start_worker() -> None:
+    """Prepare a process of a pool: it ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

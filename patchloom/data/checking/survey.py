@@ -28,7 +28,7 @@ class ImageLocation:
     where: str
     split: str
     label: str  # its class, or its labels; '' if it has none
-    row: int  # in the images of its split
+    row: int  # in the images of its split; in its shard, in a check in parts
 
 
 @dataclass(frozen=True)

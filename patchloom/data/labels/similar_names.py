@@ -25,7 +25,7 @@ def tidy(source: Source) -> Source:
     val, test = (listing and _merged(listing)[0] for listing in (source.val, source.test))
     if source.test is source.val:
         test = val
-    faults = [*_look_alikes(train, source.name), *_unlabeled(train, source.name)]
+    faults = [*look_alikes(train.names, train.counts.tolist(), source.name), *_unlabeled(train, source.name)]
     known = {fault.detail for fault in source.faults}  # joined sources have them already
     fresh = tuple(fault for fault in faults if fault.detail not in known)
     return replace(
@@ -61,17 +61,17 @@ def _merged(listing: Listing) -> tuple[Listing, list[str]]:
     return tidied, [f"names that differ in outer spaces or Unicode form: {'; '.join(merged)}"] if merged else []
 
 
-def _look_alikes(listing: Listing, where: str) -> Iterator[Fault]:
-    counts = listing.counts.tolist()
+def look_alikes(names: Sequence[str], counts: Sequence[int], where: str) -> Iterator[Fault]:
+    """Yield faults of class names; `counts` has the images of each class."""
     groups: dict[str, list[int]] = {}
-    for number, name in enumerate(listing.names):
+    for number, name in enumerate(names):
         groups.setdefault(_to_the_eye(name), []).append(number)
     for same in groups.values():
         if len(same) > 1:
-            yield Fault(where, SIMILAR, _counted(listing.names, counts, same))
-    missing = [number for number, name in enumerate(listing.names) if name.lower() in _MISSING_VALUES]
+            yield Fault(where, SIMILAR, _counted(names, counts, same))
+    missing = [number for number, name in enumerate(names) if name.lower() in _MISSING_VALUES]
     if missing:
-        yield Fault(where, MISSING, _counted(listing.names, counts, missing))
+        yield Fault(where, MISSING, _counted(names, counts, missing))
 
 
 def _to_the_eye(name: str) -> str:

@@ -62,6 +62,14 @@ def task_of_data(source: Source) -> tuple[str, str]:
     return "segment", "images have masks"
 
 
+def task_and_annotations(source: Source) -> tuple[str, tuple[str, ...]]:
+    """Return the task that data suggest, as --task names it, and the class names of its masks or boxes."""
+    task, images = task_of_data(source)[0], source.train.images
+    ignored = images.mask_ignore if task == "segment" else None
+    names = images.object_names if task == "detect" else images.mask_names
+    return task, tuple(name for number, name in enumerate(names) if number != ignored)
+
+
 def _annotations(images: ImageStore) -> set[str]:
     masks = bool(images.mask_names) or images.mask_ignore is not None
     return ({"masks"} if masks else set()) | ({"boxes"} if images.object_names else set())

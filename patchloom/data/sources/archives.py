@@ -12,7 +12,7 @@ import numpy as np
 from patchloom.data.annotations.layout import refuse_annotated
 from patchloom.data.datasets import Source
 from patchloom.data.labels.taxonomy import Taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.class_folders import open_folder
 from patchloom.data.sources.labeled_folder import find_list, open_by_pattern
 from patchloom.data.sources.labels_file import ListFile, open_list, open_listed

@@ -10,7 +10,7 @@ Notes count the files that are left out (other extensions, pipes, broken links).
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,7 @@ Choice = Literal["innermost", "outermost"] | None
 
 
 @dataclass
-class _FolderScan:
+class FolderScan:
     """The content of a folder."""
 
     paths: list[str] = field(default_factory=list)  # below the scanned root
@@ -129,7 +129,7 @@ def _fine_names(taxonomy: Taxonomy) -> frozenset[str]:
 
 
 def _listing(
-    tree: Tree, split: str, scan: _FolderScan, taxonomy: Taxonomy, nesting: Nesting | None
+    tree: Tree, split: str, scan: FolderScan, taxonomy: Taxonomy, nesting: Nesting | None
 ) -> tuple[Listing, tuple[str, ...]]:
     if nesting:
         names_of = {folder: nesting.class_of(_chain(folder)) for folder in {os.path.dirname(p) for p in scan.paths}}
@@ -152,6 +152,14 @@ def _listing(
     if names and loose:
         rows, labels = rows[labels != UNLABELED], labels[labels != UNLABELED]
         notes.append(f"{label}: {loose} images outside of the class folders; left out")
+    notes += skipped_notes(scan, label)
+    images = tree.images([os.path.join(split, path) for path in scan.paths])
+    return Listing(images, rows, labels, names, taxonomy), tuple(notes)
+
+
+def skipped_notes(scan: FolderScan, label: str) -> list[str]:
+    """Return notes on the entries of a folder that are not images. `label` names the folder."""
+    notes = []
     if scan.ignored:
         notes.append(f"{label}: not images by their extension{_ignored(scan.ignored)}; left out")
     for paths, what in (
@@ -162,8 +170,7 @@ def _listing(
             listed = ", ".join(printable(path) for path in paths[:LISTED_FILES])
             listed += ", …" if len(paths) > LISTED_FILES else ""
             notes.append(f"{label}: {len(paths)} {what} ({listed}); left out")
-    images = tree.images([os.path.join(split, path) for path in scan.paths])
-    return Listing(images, rows, labels, names, taxonomy), tuple(notes)
+    return notes
 
 
 def list_images(root: Path) -> list[str]:
@@ -171,12 +178,23 @@ def list_images(root: Path) -> list[str]:
     return [os.path.join(root, path) for path in _scan(FolderTree(root), "", frozenset()).paths]
 
 
-def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _FolderScan:
-    """Scan the folder `start`. A class is a folder directly inside it, or one whose name is in `fine_names`."""
-    scan = _FolderScan()
-    visited = VisitedFolders(tree.identity, start, tree.where)
+def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> FolderScan:
+    scan = FolderScan()
+    for path, class_name in walk_images(tree, start, fine_names, scan):
+        scan.paths.append(path)
+        scan.classes.append(class_name)
+    return scan
 
-    def walk(relative: str, class_name: str, real: str) -> int:
+
+def walk_images(tree: Tree, start: str, fine_names: frozenset[str], scan: FolderScan) -> Iterator[tuple[str, str]]:
+    """Yield the path below `start` and the class of every image, and note in `scan` what else is there.
+
+    A class is a folder directly inside `start`, or one whose name is in `fine_names`.
+    """
+    visited = VisitedFolders(tree.identity, start, tree.where)
+    filled: set[str] = set()  # classes with images
+
+    def walk(relative: str, class_name: str, real: str) -> Generator[tuple[str, str], None, int]:
         folder = os.path.join(start, relative)
         count = directly = 0
         ignored = scan.ignored.total()
@@ -191,8 +209,8 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _FolderScan:
                     scan.repeated.append(path)
                     continue
                 before = scan.ignored.total()  # a folder of other files is not an empty class
-                inside = walk(path + os.sep, own if is_class else class_name, entered)
-                if is_class and not inside and own not in scan.classes and before == scan.ignored.total():
+                inside = yield from walk(path + os.sep, own if is_class else class_name, entered)
+                if is_class and not inside and own not in filled and before == scan.ignored.total():
                     scan.empty.add(own)
                 elif not inside and extension in EXTENSIONS:
                     scan.special.append(path)
@@ -200,8 +218,8 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _FolderScan:
             elif entry.kind == "other":
                 scan.special.append(path)
             elif extension in EXTENSIONS:
-                scan.paths.append(path)
-                scan.classes.append(class_name)
+                yield path, class_name
+                filled.add(class_name)
                 directly += 1
             elif relative or entry.name not in TAXONOMY_FILES:
                 scan.ignored[extension or "without extension"] += 1
@@ -209,8 +227,7 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _FolderScan:
             (scan.folders if directly else scan.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
 
-    walk("", "", visited.home)
-    return scan
+    yield from walk("", "", visited.home)
 
 
 def _class_name(folder: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from patchloom.data.datasets import Listing, Source, name_some
 from patchloom.data.labels.similar_names import canonical
-from patchloom.data.reading import PathText
+from patchloom.data.reading_options import PathText
 from patchloom.data.targets import ImageTargets
 from patchloom.disk import atomic_write
 from patchloom_runtime.errors import DataError, UsageError, nearest, shortened

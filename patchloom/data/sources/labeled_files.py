@@ -8,7 +8,7 @@ from pathlib import Path
 from patchloom.data.datasets import Source
 from patchloom.data.images.image_store import ImageStore
 from patchloom.data.labels.taxonomy import level_named
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.class_folders import list_images
 from patchloom.data.sources.python_objects import PythonData
 from patchloom.data.sources.source import find_source

@@ -25,7 +25,7 @@ from patchloom.data.labels.label_pattern import LabelPattern, read_pattern
 from patchloom.data.labels.label_table import says_split
 from patchloom.data.labels.taxonomy import FILES as TAXONOMIES
 from patchloom.data.labels.taxonomy import Taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.class_folders import open_folder, split_folders
 from patchloom.data.sources.labels_file import SUFFIXES, ListFile, open_list, split_of
 from patchloom.data.splits import listings_by_split

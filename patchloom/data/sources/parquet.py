@@ -33,7 +33,7 @@ _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
 MAX_CLASSES = 1_000_000
 # The errors that pyarrow raises for damaged files.
-_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
+PARQUET_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
 _BOXES = "expected lists of x0, y0, x1, y1, and one class number per box in 'labels'"
 _MAX_ERROR_LETTERS = 200  # of a message of pyarrow
 _MAX_SPLIT_LETTERS = 1_000  # of the name of a split
@@ -89,15 +89,15 @@ class ParquetImages(ImageStore):
         number, row = self._place(index)
         try:
             return self._tables[number][column][row].as_py()
-        except _FAULTS as error:
-            raise DataError(f"{self.where(index)}: column {column!r} cannot be read ({_line(error)})") from error
+        except PARQUET_FAULTS as error:
+            raise DataError(f"{self.where(index)}: column {column!r} cannot be read ({fault_line(error)})") from error
 
     def column(self, name: str) -> list[Any]:
         """Return all values of a column."""
         try:
             return [value for table in self._tables for value in table[name].to_pylist()]
-        except _FAULTS as error:
-            raise DataError(f"{self.files[0]}: column {name!r} cannot be read ({_line(error)})") from error
+        except PARQUET_FAULTS as error:
+            raise DataError(f"{self.files[0]}: column {name!r} cannot be read ({fault_line(error)})") from error
 
     def read(self, index: int) -> Image.Image:
         """Decode the image: upright, mode RGB."""
@@ -149,7 +149,7 @@ class ParquetImages(ImageStore):
             numbers = np.array(labels, dtype=np.int64)
             rows = np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise DataError(f"{self.where(index)}: no boxes ({_line(error)}); {_BOXES}") from error
+            raise DataError(f"{self.where(index)}: no boxes ({fault_line(error)}); {_BOXES}") from error
         if rows.shape[1] != 5:
             raise DataError(f"{self.where(index)}: no boxes ({rows.shape[1] - 1} numbers each); {_BOXES}")
         return rows
@@ -162,7 +162,7 @@ def open_parquet(files: Sequence[AnyFile], name: str) -> Source:
     train = ParquetImages([by_name[file] for file in groups.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
-        own, val, test, others = listings_by_split(listing, _splits(train))
+        own, val, test, others = listings_by_split(listing, splits_of_rows(train))
         return Source(name, own, val, notes + others, test=test)
     if groups.unused:
         notes += (f"not used: {', '.join(groups.unused)}",)
@@ -211,7 +211,7 @@ def _targets(images: ParquetImages, column: str) -> ImageTargets | None:
     return labels_of_lists(lists, str(images.files[0]))
 
 
-def _splits(images: ParquetImages) -> list[str]:
+def splits_of_rows(images: ParquetImages) -> list[str]:
     """Return the split of each row."""
     values = images.column("split")
     if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MAX_SPLIT_LETTERS]:
@@ -275,7 +275,7 @@ def _hugging_face_facts(info: Any) -> dict[str, Any]:
     return facts
 
 
-def _line(error: Exception) -> str:
+def fault_line(error: Exception) -> str:
     """Return the message of pyarrow in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0][:_MAX_ERROR_LETTERS]
 
@@ -302,8 +302,8 @@ def _read(file: AnyFile) -> Any:
             with open_any(file) as content:
                 return pyarrow.parquet.read_table(content, read_dictionary=_stored_once(groups))
         return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
-    except _FAULTS as error:
-        raise DataError(f"{file}: cannot be read as parquet ({_line(error)})") from error
+    except PARQUET_FAULTS as error:
+        raise DataError(f"{file}: cannot be read as parquet ({fault_line(error)})") from error
 
 
 def _read_first_rows(file: AnyFile) -> None:

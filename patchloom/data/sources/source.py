@@ -34,7 +34,7 @@ from patchloom.data.checking.survey import is_scanned, name_unreadable, survey
 from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits
 from patchloom.data.labels.similar_names import tidy
 from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.archives import ARCHIVES, is_archive, open_archive
 from patchloom.data.sources.builtin import open_digits, open_shapes
 from patchloom.data.sources.class_folders import split_folders

@@ -5,7 +5,9 @@ kernel here was measured to be faster (benchmarks/LOG.md). Without a GPU, tests 
 """
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,23 @@ SWITCH = "PATCHLOOM_KERNELS"  # environment variable; 0 disables the kernels
 HALF_TYPES = (torch.bfloat16, torch.float16)
 ALIGNED = 8  # 16-bit numbers in 16 bytes
 ENABLED = os.environ.get(SWITCH, "1") != "0" and find_spec("triton") is not None
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def operator(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function an operator `patchloom::<its name>`, which torch.compile takes as it is. It changes no input.
+
+    The same as `torch.library.custom_op`, which imports the compiler when an operator is first called: 4 of the 20
+    seconds of a short run (benchmarks/LOG.md).
+    """
+    name = f"patchloom::{function.__name__}"
+    schema = torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(name, "default", function)
+    overload: Callable[P, R] = getattr(torch.ops.patchloom, function.__name__).default
+    return overload
 
 
 def usable(x: Tensor) -> bool:

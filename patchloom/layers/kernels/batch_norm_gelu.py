@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from patchloom.layers.kernels import cores
+from patchloom.layers.kernels import cores, operator
 from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, cumulative, folded
 
 ROWS, PER_CORE = 32, 4  # per step; programs per multiprocessor
@@ -94,7 +94,7 @@ def _column_sums(kernel: Any, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tenso
     return first, second
 
 
-@torch.library.custom_op("patchloom::batch_norm_gelu", mutates_args=())
+@operator
 def batch_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return GELU(BatchNorm(x)) (..., C), and mean and variance of the batch, (C) each, in float32."""
     x = x.contiguous()
@@ -106,7 +106,7 @@ def batch_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tupl
     return affine_gelu(x, *_affine(weight, bias, mean, var, eps)), mean, var
 
 
-@batch_norm_gelu.register_fake
+@torch.library.register_fake("patchloom::batch_norm_gelu")
 def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     del bias, eps
     mean, var = (weight.new_empty(weight.shape, dtype=torch.float32) for _ in range(2))
@@ -119,7 +119,7 @@ def _affine(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float)
     return scale, bias - mean * scale
 
 
-@torch.library.custom_op("patchloom::batch_norm_gelu_backward", mutates_args=())
+@operator
 def batch_norm_gelu_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,7 +143,7 @@ def batch_norm_gelu_backward(
     return out, of_weight.to(weight.dtype), of_bias.to(bias.dtype)
 
 
-@batch_norm_gelu_backward.register_fake
+@torch.library.register_fake("patchloom::batch_norm_gelu_backward")
 def _(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,7 +160,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _compute_gradients(ctx: Any, grad: Tensor, of_mean: Tensor, of_var: Tensor) -> tuple[Tensor | None, ...]:
     del of_mean, of_var
-    return *batch_norm_gelu_backward(grad, *ctx.saved_tensors, ctx.eps), None
+    x, weight, bias, mean, var = ctx.saved_tensors
+    return *batch_norm_gelu_backward(grad, x, weight, bias, mean, var, ctx.eps), None
 
 
-batch_norm_gelu.register_autograd(_compute_gradients, setup_context=_setup_context)
+torch.library.register_autograd("patchloom::batch_norm_gelu", _compute_gradients, setup_context=_setup_context)

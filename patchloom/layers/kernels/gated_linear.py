@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
+
 ROWS, OUTPUTS, CHANNELS, WARPS, STAGES = 128, 128, 64, 4, 3  # CHANNELS: per step
 
 
@@ -43,7 +45,7 @@ def _forward(
     tl.store(out + image * P * D + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("patchloom::gated_linear", mutates_args=())
+@operator
 def gated_linear(added_to: Tensor, maps: Tensor, gate: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return added_to + (gate · maps) · weightᵀ + bias, without gradients.
 
@@ -60,7 +62,7 @@ def gated_linear(added_to: Tensor, maps: Tensor, gate: Tensor, weight: Tensor, b
     return out
 
 
-@gated_linear.register_fake
+@torch.library.register_fake("patchloom::gated_linear")
 def _(added_to: Tensor, maps: Tensor, gate: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     del maps, gate, weight, bias
     return added_to.new_empty(added_to.shape)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
+
 POSITIONS, CHANNELS = 32, 64  # per step
 WIDTH = 128  # columns per program
 
@@ -92,7 +94,7 @@ def folded(positions: int, channels: int) -> tuple[int, int]:
     return (positions // per_row, channels * per_row) if whole else (positions, channels)
 
 
-@torch.library.custom_op("patchloom::affine_gelu", mutates_args=())
+@operator
 def affine_gelu(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
     """Return GELU(weight · x + bias), without gradients: (..., C), (C), (C) → (..., C)."""
     x = x.contiguous()
@@ -106,13 +108,13 @@ def affine_gelu(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
     return out
 
 
-@affine_gelu.register_fake
+@torch.library.register_fake("patchloom::affine_gelu")
 def _(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
     del weight, bias
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("patchloom::gelu_and_mean", mutates_args=())
+@operator
 def gelu_and_mean(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return GELU(x + bias) and its mean over positions, without gradients: (B, P, C), (C) → (B, P, C), (B, C)."""
     x = x.contiguous()
@@ -123,7 +125,7 @@ def gelu_and_mean(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return out, means
 
 
-@gelu_and_mean.register_fake
+@torch.library.register_fake("patchloom::gelu_and_mean")
 def _(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     del bias
     return x.new_empty(x.shape), x.new_empty(x.shape[0], x.shape[2])

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import cores
+from patchloom.layers.kernels import cores, operator
 from patchloom.layers.kernels.gelu import cumulative, cumulative_tanh, gelu, gelu_tanh
 
 BLOCK = 2048  # numbers per program, forward
@@ -48,7 +48,7 @@ def _backward(
     tl.store(sums + tl.program_id(0) * D + columns, tl.sum(total, axis=0), mask=inside)
 
 
-@torch.library.custom_op("patchloom::gelu", mutates_args=())
+@operator
 def gelu_of(hidden: Tensor, tanh: bool) -> Tensor:
     """Return GELU(hidden)."""
     hidden = hidden.contiguous()
@@ -58,13 +58,13 @@ def gelu_of(hidden: Tensor, tanh: bool) -> Tensor:
     return out
 
 
-@gelu_of.register_fake
+@torch.library.register_fake("patchloom::gelu_of")
 def _(hidden: Tensor, tanh: bool) -> Tensor:
     del tanh
     return hidden.new_empty(hidden.shape)
 
 
-@torch.library.custom_op("patchloom::gelu_backward", mutates_args=())
+@operator
 def gelu_backward(grad: Tensor, hidden: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of `hidden` (M, D), GELU(hidden) (M, D), and the gradient's sum over rows (D)."""
     grad, hidden = grad.contiguous(), hidden.contiguous()
@@ -78,7 +78,7 @@ def gelu_backward(grad: Tensor, hidden: Tensor, tanh: bool) -> tuple[Tensor, Ten
     return of_hidden, activated, sums.sum(dim=0)
 
 
-@gelu_backward.register_fake
+@torch.library.register_fake("patchloom::gelu_backward")
 def _(grad: Tensor, hidden: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
     del grad, tanh
     return (

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
+
 MOST = 4096  # numbers per program
 
 
@@ -27,7 +29,7 @@ def _layer_norm(
     tl.store(out + offsets, normalized.to(out.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("patchloom::layer_norm", mutates_args=())
+@operator
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return weight · (x − mean) / √(variance + eps) + bias, without gradients: (..., C), (C) or None → (..., C)."""
     x = x.contiguous()
@@ -42,7 +44,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return out
 
 
-@layer_norm.register_fake
+@torch.library.register_fake("patchloom::layer_norm")
 def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     del weight, bias, eps
     return x.new_empty(x.shape)

@@ -7,15 +7,17 @@ beyond ±0.1. It is a custom operator, because torch.compile would split it agai
 import torch
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
 
-@torch.library.custom_op("patchloom::linear_gelu", mutates_args=())
+
+@operator
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU(x · weightᵀ + bias), without gradients: (..., C), (D, C), (D) → (..., D)."""
     out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.T, use_gelu=True)
     return out.view(*x.shape[:-1], -1)
 
 
-@linear_gelu.register_fake
+@torch.library.register_fake("patchloom::linear_gelu")
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     del bias
     return x.new_empty(*x.shape[:-1], weight.shape[0])

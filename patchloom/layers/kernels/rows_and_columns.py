@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from patchloom.layers.kernels import cores
+from patchloom.layers.kernels import cores, operator
 
 NUMBERS = 128  # per position and step
 
@@ -41,7 +41,7 @@ def _mix(
         tl.store(out + offsets + PART * C, mixed.to(out.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("patchloom::concat_rows_and_columns", mutates_args=())
+@operator
 def concat_rows_and_columns(
     maps: Tensor, row_weight: Tensor, row_bias: Tensor, column_weight: Tensor, column_bias: Tensor
 ) -> Tensor:
@@ -67,7 +67,7 @@ def concat_rows_and_columns(
     return out
 
 
-@concat_rows_and_columns.register_fake
+@torch.library.register_fake("patchloom::concat_rows_and_columns")
 def _(maps: Tensor, row_weight: Tensor, row_bias: Tensor, column_weight: Tensor, column_bias: Tensor) -> Tensor:
     del row_weight, row_bias, column_weight, column_bias
     return maps.new_empty(*maps.shape[:-1], 3 * maps.shape[-1])

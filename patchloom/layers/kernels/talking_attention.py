@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
+
 ROWS, CHANNELS, WARPS, STAGES = 64, 32, 4, 3  # ROWS: queries × heads per program; CHANNELS: per step
 
 
@@ -58,7 +60,7 @@ def _attend(
         tl.store(out + offsets, product.to(out.dtype.element_ty), mask=(queries[:, None] < T) & inside)
 
 
-@torch.library.custom_op("patchloom::talking_attention", mutates_args=())
+@operator
 def talking_attention(qkv: Tensor, before: Tensor, after: Tensor, bias: Tensor) -> Tensor:
     """qkv (B, T, 3·C), mixing before (H, H) and after (H, H) the softmax, bias (H) → (B, T, C)."""
     qkv, before, after = qkv.contiguous(), before.contiguous(), after.contiguous()
@@ -76,7 +78,7 @@ def talking_attention(qkv: Tensor, before: Tensor, after: Tensor, bias: Tensor) 
     return out
 
 
-@talking_attention.register_fake
+@torch.library.register_fake("patchloom::talking_attention")
 def _(qkv: Tensor, before: Tensor, after: Tensor, bias: Tensor) -> Tensor:
     del before, after, bias
     return qkv.new_empty(*qkv.shape[:-1], qkv.shape[-1] // 3)

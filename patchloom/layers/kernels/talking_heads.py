@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import operator
+
 ROWS = 10  # queries per program, backward
 
 
@@ -92,7 +94,7 @@ def _backward(
     tl.store(of_after + start + square, to_second, mask=inside)
 
 
-@torch.library.custom_op("patchloom::talking_heads", mutates_args=())
+@operator
 def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor, num_keys: int) -> Tensor:
     """(B, H, T, N), (H, H), (H), (H, H), (H) → attention weights (B, H, T, N).
 
@@ -107,13 +109,13 @@ def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, b
     return out
 
 
-@talking_heads.register_fake
+@torch.library.register_fake("patchloom::talking_heads")
 def _(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor, num_keys: int) -> Tensor:
     del before, idle, after, bias, num_keys
     return logits.new_empty(logits.shape)
 
 
-@torch.library.custom_op("patchloom::talking_heads_backward", mutates_args=())
+@operator
 def talking_heads_backward(
     logits: Tensor, before: Tensor, after: Tensor, grad: Tensor, num_keys: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +133,7 @@ def talking_heads_backward(
     return of_logits, partial[0].sum(dim=0).to(before.dtype), partial[1].sum(dim=0).to(after.dtype)
 
 
-@talking_heads_backward.register_fake
+@torch.library.register_fake("patchloom::talking_heads_backward")
 def _(logits: Tensor, before: Tensor, after: Tensor, grad: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
     del grad, num_keys
     return logits.new_empty(logits.shape), torch.empty_like(before), torch.empty_like(after)
@@ -150,7 +152,7 @@ def _compute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return of_logits, of_before, torch.zeros_like(idle), of_after, of_bias, None
 
 
-talking_heads.register_autograd(_compute_gradients, setup_context=_setup_context)
+torch.library.register_autograd("patchloom::talking_heads", _compute_gradients, setup_context=_setup_context)
 
 
 def _blocks(heads: int, keys: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from patchloom.layers.kernels import cores
+from patchloom.layers.kernels import cores, operator
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def _launch(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, adde
     return out
 
 
-@torch.library.custom_op("patchloom::mixed_and_added", mutates_args=())
+@operator
 def mixed_and_added(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """Return tokens + scale · (weight · tokens + bias), without gradients.
 
@@ -75,19 +75,19 @@ def mixed_and_added(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor)
     return _launch(tokens, weight, scale.contiguous(), bias, added=True)
 
 
-@mixed_and_added.register_fake
+@torch.library.register_fake("patchloom::mixed_and_added")
 def _(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     del weight, scale, bias
     return tokens.new_empty(tokens.shape)
 
 
-@torch.library.custom_op("patchloom::mixed", mutates_args=())
+@operator
 def mixed(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return weight · tokens + bias: (B, N, C), (M, N), (M) → (B, M, C)."""
     return _launch(tokens, weight, bias, bias, added=False)
 
 
-@mixed.register_fake
+@torch.library.register_fake("patchloom::mixed")
 def _(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     del bias
     return tokens.new_empty(tokens.shape[0], weight.shape[0], tokens.shape[2])
@@ -105,4 +105,4 @@ def _compute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     return of_tokens, of_weight, grad.sum(dim=(0, 2), dtype=torch.float32).to(bias.dtype)
 
 
-mixed.register_autograd(_compute_gradients, setup_context=_setup_context)
+torch.library.register_autograd("patchloom::mixed", _compute_gradients, setup_context=_setup_context)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import aligned
+from patchloom.layers.kernels import aligned, operator
 from patchloom.layers.kernels.gelu import gelu, gelu_tanh
 
 HIDDEN, CHANNELS = 64, 128  # per step, per program
@@ -48,7 +48,7 @@ def _forward(
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("patchloom::token_mlp", mutates_args=())
+@operator
 def token_mlp(
     added_to: Tensor, tokens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, tanh: bool
 ) -> Tensor:
@@ -68,7 +68,7 @@ def token_mlp(
     return out
 
 
-@token_mlp.register_fake
+@torch.library.register_fake("patchloom::token_mlp")
 def _(
     added_to: Tensor, tokens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, tanh: bool
 ) -> Tensor:
@@ -108,4 +108,4 @@ def _compute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-token_mlp.register_autograd(_compute_gradients, setup_context=_setup_context)
+torch.library.register_autograd("patchloom::token_mlp", _compute_gradients, setup_context=_setup_context)

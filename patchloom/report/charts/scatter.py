@@ -27,8 +27,9 @@ from patchloom.report.charts.svg import (
 SIDE = 300  # pixels of the plot area, before the style sheet of the page stretches or shrinks the chart
 MAX_LEGEND = 24  # groups
 LEGEND_LETTERS = 24
+NAME_LINE = 11  # pixels of height of a name beside a point
 AXIS_LETTERS = 44  # as long as an axis
-NAME_LETTERS = 22  # beside a point: no longer than half of the plot area
+NAME_LETTERS = 24  # beside a point: about half of the plot area
 LOG_ROOM = 1.5  # factor between the outermost points and the ends of a logarithmic axis
 MOST_DECADES = 4  # with ticks at 2 and 5 times a power of ten too
 # After the circle: square, triangle, diamond, around a center.
@@ -154,17 +155,17 @@ def _point_names(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup
         wide = LETTER * len(name)
         places = [
             (across(point.x) + side * 7, up(point.y) + 4 + shift, "start" if side > 0 else "end")
-            for shift in (0, 11, -11, 22, -22)
+            for shift in (0, NAME_LINE, -NAME_LINE, 2 * NAME_LINE, -2 * NAME_LINE)
             for side in (1, -1)
         ]
         boxes = [(x if anchor == "start" else x - wide, y - 9) for x, y, anchor in places]
         covered = [
-            sum(_overlap((*box, box[0] + wide, box[1] + 12), other) for other in taken)
-            + (box[0] < across.start or box[0] + wide > across.end + 8)
+            sum(_overlap((*box, box[0] + wide, box[1] + NAME_LINE), other) for other in taken)
+            + len(points) * (box[0] < across.start - 8 or box[0] + wide > across.end + 8)  # cut off is worse
             for box in boxes
         ]
         best = covered.index(min(covered))
-        taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + 12))
+        taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + NAME_LINE))
         parts.append(svg_text(*places[best][:2], name, places[best][2]))
     return parts
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from patchloom.data.datasets import ImageSet, LabeledImages, Progress
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.data.sources.specs import Data
 from patchloom.disk import locked

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom.engine.display import duration
 from patchloom.evaluation.classification import ClassificationReport

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from patchloom.data.datasets import ClassTable, ImageSet, Splits, name_some
 from patchloom.data.labels.taxonomy import FINEST, level_named
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.data.splits import level_of

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data, as_spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluation_methods import EvaluationSettings

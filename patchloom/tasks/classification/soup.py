@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.specs import Data
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluation_methods import EvaluationSettings

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchloom.data.datasets import ImageSet, LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom_runtime.errors import DataError, UsageError

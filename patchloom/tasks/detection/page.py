@@ -13,7 +13,7 @@ from PIL import Image
 from patchloom.data.batches.loader import Loader
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.evaluation.detection import (
     DetectionReport,
     Detections,

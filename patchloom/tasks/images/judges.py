@@ -59,17 +59,18 @@ class ImageJudge(Judge):
     def seconds(self, run: Run) -> tuple[float, float]:
         """Estimate the seconds per evaluation, and those of reading its images if they stay in memory."""
         network: nn.Module = self.network(unwrap(run.model)).eval()
-        device, size = run.processes.device, self.image_size
-        images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
+        device, size, datasets = run.processes.device, self.image_size, self.images()
+        # A GPU takes as long for a few images as for many, and prepares itself for a batch of another size.
+        count = READ_IMAGES if device.type == "cpu" else min(self.batch_size, *map(len, datasets))
+        images = torch.zeros(count, 3, size, size, device=device)
         with run.processes.autocast(), run.processes.rng_preserved():
             network(images)
             run.processes.synchronize()
             begun = clock.perf_counter()
             network(images)
             run.processes.synchronize()
-        per_image = (clock.perf_counter() - begun) / READ_IMAGES
+        per_image = (clock.perf_counter() - begun) / count
         networks = 2 if run.average or run.averaged is not None else 1
-        datasets = self.images()
         reading_s = sum(_reading_s(images) * len(images) for images in datasets) / cores()
         kept = all(fits_in_memory(len(images), (size, size)) for images in datasets)
         forward_s = sum(map(len, datasets)) * per_image * networks

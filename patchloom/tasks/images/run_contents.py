@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from patchloom.data.datasets import ImageSet
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.engine.records import Record
 from patchloom.models.cost import Cost, cost

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchloom.data.batches.decoded_dataset import make_evaluation_loader
 from patchloom.data.datasets import ClassTable, ImageSet, LabeledImages, Source
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source, match_source
 from patchloom.models.network import Network
 from patchloom.report.pictures.look import looks, network_inputs

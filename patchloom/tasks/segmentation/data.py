@@ -6,7 +6,7 @@ from typing import Any
 
 from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.datasets import LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.source import find_source, split_source
 from patchloom.runs.config import read_recipe, read_run_files
 from patchloom.runs.run_metadata import recorded_reading

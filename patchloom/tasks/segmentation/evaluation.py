@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.checking.scan import scan_bar
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.predictions import fingerprint
 from patchloom.tasks.segmentation.data import open_masks

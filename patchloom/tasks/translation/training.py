@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.text.encoded import EncodedPairs, encode_pairs, learn_vocabulary
 from patchloom.data.text.pairs import Pairs, open_parallel
 from patchloom.data.text.token_batches import TokenLoader

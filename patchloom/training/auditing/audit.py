@@ -14,7 +14,7 @@ from patchloom.data.checking.check_report import Group as Places
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import ImageLocation
 from patchloom.data.datasets import ClassTable, LabeledImages
-from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.reading_options import AS_IT_IS, Reading
 from patchloom.data.sources.corrections import listed_names, read_corrections
 from patchloom.data.sources.source import find_source
 from patchloom.data.sources.specs import Spec, split_specs

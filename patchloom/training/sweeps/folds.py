@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.datasets import ImageSet
-from patchloom.data.reading import MAX_FOLDS, MIN_FOLDS
+from patchloom.data.reading_options import MAX_FOLDS, MIN_FOLDS
 from patchloom.disk import locked
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from

@@ -19,7 +19,7 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.buckets import objects
 from patchloom.data.buckets.cache import BlockCache
 from patchloom.data.buckets.objects import end_helper, list_folder, put
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.disk import process_is_running
 from patchloom.recipes.parts import AugmentPart

@@ -1,5 +1,7 @@
 """Copies of folders in buckets: what is downloaded, uploaded, refused, and in which order."""
 
+import json
+import os
 import shutil
 
 import pytest
@@ -43,6 +45,32 @@ def test_a_folder_moves_to_another_machine_and_back(machine):
     assert "deep/manifest.json" in second.names()
     second.push(removable=lambda name: name.startswith("deep/"))
     assert contents(first.pull()) == {"metrics.jsonl": b"1\n2\n"}
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        '{"../secret": [4, "1", 1000000000]}',
+        '{"{root}/secret": [4, "1", 1000000000]}',
+        '{"a": [4, "1"]}',
+        '{"a": [4, 1, 1000000000]}',
+        '{"a\\u0000": [4, "1", 1000000000], "\\ud800": [4, "1", 1000000000]}',
+        "{",
+    ],
+)
+def test_a_damaged_list_of_what_is_known_is_made_again(machine, known: str):
+    one = machine("first")
+    (one.pull() / "a").write_bytes(b"abcd")
+    one.push()
+    secret = one.folder.parent / "secret"
+    secret.write_bytes(b"abcd")
+    os.utime(secret, ns=(10**9, 10**9))
+    (one.folder.parent / "objects.json").write_text(known.replace("{root}", str(secret.parent)))
+    one.pull()
+    one.push()
+    assert secret.read_bytes() == b"abcd"
+    assert contents(one.folder) == {"a": b"abcd"}
+    assert list(json.loads((one.folder.parent / "objects.json").read_text())) == ["a"]
 
 
 def test_only_changes_are_transferred(machine, bucket):

@@ -10,7 +10,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.packing import pack
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import open_data
 from patchloom.runs.provenance import provenance_of
 from patchloom_runtime.errors import DataError, UsageError

@@ -10,6 +10,7 @@ from PIL import Image
 import patchloom
 from patchloom.data import packing
 from patchloom.data.buckets.mirror import Mirror
+from patchloom.data.buckets.objects import list_tree
 from patchloom.data.packing import pack
 from patchloom.data.sources.source import list_shards
 from patchloom.engine.signals import Stopped
@@ -132,6 +133,25 @@ def test_shares_of_an_index_over_a_bad_network(bucket, run, shards, tmp_path, mo
     there, here = (patchloom.search(one, query, device="cpu").hits for one in (out, tmp_path / "alone"))
     assert [(hit.score, hit.label) for hit in there] == [(hit.score, hit.label) for hit in here]
     assert all(hit.path.startswith(f"{shards}/") for hit in there)
+
+
+def test_shares_of_a_check_over_a_bad_network(bucket, shards, tmp_path, monkeypatch) -> None:
+    alone = patchloom.check(tmp_path / "shards")
+    out = f"{bucket.url}/flowers.check"
+    for number in (2, 1, 3):
+        another_machine(monkeypatch, tmp_path / f"machine-{number}")
+        bucket.proxy.faults.extend(["", "500", "cut", ""])
+        patchloom.check(shards, out=out, part=f"{number}/3", workers=1)
+    assert patchloom.check(shards, out=out, part="3/3").decoded == 0
+    another_machine(monkeypatch, tmp_path / "joining")
+    report = patchloom.check(shards, out=out, join=True)
+    assert report.decoded == 0
+    assert (report.splits, report.classes, report.problems()) == (alone.splits, alone.classes, alone.problems())
+    places = [[(place.where.rpartition("/")[2], place.label) for place in group] for group in report.near_duplicates]
+    assert places == [[(p.where.rpartition("/")[2], p.label) for p in group] for group in alone.near_duplicates]
+    stored = {facts.url.rpartition("/")[2] for facts in list_tree(out)}
+    assert {"check.json", "duplicates.csv"} < stored
+    assert len([name for name in stored if name.endswith(".part")]) == len(list_shards(shards)) > 4
 
 
 def test_a_share_that_is_cut_off_keeps_its_finished_parts(bucket, run, shards, tmp_path, monkeypatch) -> None:

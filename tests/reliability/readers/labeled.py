@@ -16,7 +16,7 @@ from PIL import Image
 from patchloom.data.checking.check import check
 from patchloom.data.datasets import Listing
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom_runtime.errors import DataError

@@ -79,3 +79,12 @@ def repair_index(folder: Path, file: Path) -> None:
         values["parts"][0][field] = hashlib.sha256(file.read_bytes()).hexdigest()
     values["own_sha256"] = own_sha256(values)
     path.write_text(json.dumps(values, indent=1) + "\n")
+
+
+def repair_part(file: Path) -> None:
+    """Make the checksums of a changed part of a check right."""
+    line, _, content = file.read_bytes().partition(b"\n")
+    values = _parsed(line)
+    values["content_sha256"] = hashlib.sha256(content).hexdigest()
+    values["own_sha256"] = own_sha256(values)
+    file.write_bytes(json.dumps(values).encode() + b"\n" + content)

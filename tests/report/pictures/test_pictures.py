@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from patchloom.report.charts import Point, Series, line_chart, scatter_chart, svg_file
+from patchloom.report.charts.svg import LETTER
 from patchloom.report.pictures.attention import class_attention
 from patchloom.report.pictures.epoch_pictures import EpochPictures
 from patchloom.report.pictures.look import HEAD_SIDE, head_sheet, look, look_sheet, network_inputs
@@ -345,6 +346,16 @@ def test_names_of_close_points_do_not_cover_one_another():
     for side in ("start", "end"):
         ys = sorted(y for anchor, y in places if anchor == side)
         assert all(later - earlier >= 8 for earlier, later in itertools.pairwise(ys))
+
+
+def test_a_name_is_not_cut_off_where_points_are_crowded():
+    crowded = [(78.3, 27.2, "a"), (79.9, 22.5, "12, no weight"), (80.0, 22.5, "12, class token at 8")]
+    crowded += [(80.5, 21.5, "12, class token at 10"), (80.3, 20.7, "10 + 2 class attention")]
+    crowded += [(80.8, 20.6, "12 + 2 class attention"), (80.7, 17.7, "b"), (80.4, 29.2, "c")]
+    chart = scatter_chart([Point(*each) for each in crowded], x_label="x", y_label="y", named=True)
+    frame_end = float(re.findall(r'H([\d.]+)V[\d.]+H[\d.]+Z" class="grid"', chart)[0])
+    names = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="start">([^<]+)<', chart)
+    assert all(float(x) + LETTER * len(name) <= frame_end + 8 for x, name in names)
 
 
 def test_a_legend_tells_how_many_groups_it_leaves_out_and_colors_differ():

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.text.pairs import open_parallel
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes

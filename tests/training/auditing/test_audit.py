@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom.data.sources.corrections import Correction, read_corrections, write_corrections
 from patchloom.training.auditing.audit import _outlying
 from patchloom.training.auditing.audit_report import AuditReport

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchloom.data.reading import Reading
+from patchloom.data.reading_options import Reading
 from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
