@@ -1,10 +1,10 @@
 """Approximate nearest-neighbor search among tens of millions of unit vectors, with exact scores.
 
-faiss groups the vectors into lists around centroids (IVF) and stores one bit per channel (RaBitQ: 56 bytes for 384
-channels). A query compares these codes in the lists nearest to it. The best candidates are then scored from the stored
-float32 vectors as in `exact_search`, so scores and their order are exact, and the only possible error is a near vector
-that was no candidate. `measure_recall` counts these. Where the lists that were not compared are too far away to hold a
-nearer vector, the result is proven exact.
+faiss groups the vectors into lists around centroids (IVF) and stores up to four bits per channel (RaBitQ: 212 bytes
+for 384 channels). A query compares these codes in the lists nearest to it. The best candidates are then scored from the
+stored float32 vectors as in `exact_search`, so scores and their order are exact, and the only possible error is a near
+vector that was no candidate. `measure_recall` counts these. Where the lists that were not compared are too far away to
+hold a nearer vector, the result is proven exact.
 
 Letters: Q queries, N vectors, M candidates per query, C channels, L lists.
 """
@@ -24,13 +24,17 @@ from patchloom_runtime.errors import UsageError
 
 LEARNED_FROM = 39  # training vectors per list for k-means, as many as faiss recommends
 ITERATIONS = 10  # of k-means
+# Bits per channel of a stored vector, and the most bytes of all codes, which are in memory while they are written. With
+# fewer bits more vectors have to be scored for the same recall, each of which may be a read from a disk; a fifth bit
+# saves hardly any (benchmarks/LOG.md).
+CODE_BITS, MOST_CODE_BYTES = (4, 2, 1), 4 << 30
 QUERY_BITS = 8  # per channel of a query, for comparing it with codes
 # A search of many queries at once enters each parallel loop once: on shared cores, waiting in it costs more than work.
 QUERIES_AT_ONCE = 256
 VECTORS_AT_ONCE = 1 << 14  # candidates that are scored at once: 24 MiB of 384 channels
 PROVABLE = 2048  # vectors that may be scored for a proof
 PROBES = (4, 8, 16, 32, 64, 128, 256, 512)
-CANDIDATES = (50, 70, 100, 140, 200, 280, 400, 560, 800, 1120, 1600, 2240, 3200)
+CANDIDATES = (20, 28, 35, 50, 70, 100, 140, 200, 280, 400, 560, 800, 1120, 1600, 2240, 3200)
 # Codes that are compared in the time of scoring one candidate: 35 if it is in memory, 1,000 if it is on a disk.
 CODES_PER_CANDIDATE = 200
 WANTED_RECALL, RECALL_TOP, RECALL_QUERIES = 0.99, 10, 512
@@ -67,18 +71,24 @@ def import_faiss() -> Any:
     return faiss
 
 
+def code_bits(count: int, dim: int) -> int:
+    """Return the bits per channel of the codes of so many vectors."""
+    return next((bits for bits in CODE_BITS if count * dim * bits / 8 <= MOST_CODE_BYTES), CODE_BITS[-1])
+
+
 def write_lists(vectors: VectorStore, codes: Path, radii: Path) -> None:
     """Write the lists of all vectors: the codes as a file of faiss, and the smallest cosine in each list as an array.
 
     The cosine is that between the centroid of a list and its farthest member.
-    Needs memory for 39 vectors per list and for all codes: 1.2 GiB for 10 million vectors of 384 channels.
+    Needs memory for 39 vectors per list and for all codes: 2.4 GiB for 10 million vectors of 384 channels.
     """
     faiss = import_faiss()
     lists = max(1, min(round(2 * math.sqrt(len(vectors))), len(vectors) // LEARNED_FROM))
     sample = np.linspace(0, len(vectors) - 1, min(len(vectors), lists * LEARNED_FROM)).astype(np.int64)
     dim = next(iter(vectors)).shape[1]
     quantizer = faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFRaBitQ(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
+    bits = code_bits(len(vectors), dim)
+    index = faiss.IndexIVFRaBitQ(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT, True, bits)
     index.cp.niter = ITERATIONS
     index.train(vectors.rows(torch.from_numpy(sample)).numpy())
     centroids = _unit_centroids(index)
