@@ -181,9 +181,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--join", type=int, metavar="COUNT", help="join parts of this many made images")
+    parser.add_argument("--join", type=int, metavar="COUNT", help="generate parts of COUNT images and time the join")
     parser.add_argument("--scratch", type=Path, help="new folder for the parts; a temporary one by default")
-    parser.add_argument("--photos", nargs="+", default=[], help="parquet files: how many pairs have near hashes")
+    parser.add_argument("--photos", nargs="+", default=[], help="parquet files in which to count pairs of near hashes")
     given = parser.parse_args()
     if given.photos:
         print_rates(given.photos)

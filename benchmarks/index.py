@@ -67,7 +67,7 @@ parser.add_argument("--spread", type=float, help="vectors around 10,000 centers,
 parser.add_argument("--probes", type=int, default=64, help="lists that a query of ivf is compared with")
 parser.add_argument("--versions", nargs="+", default=["index", "plain", "flat", "lists"], help="also: ivf hnsw usearch")
 parser.add_argument("--only", help="one version, for its memory")
-parser.add_argument("--folder", type=Path, help="of the vectors and lists, which stay there")
+parser.add_argument("--folder", type=Path, help="where to keep vectors and lists; a temporary folder by default")
 options = parser.parse_args()
 torch.set_num_threads(options.threads)
 
@@ -143,14 +143,14 @@ def hits() -> dict[str, float]:
 
 
 class MadeFiles:
-    """The listing of all files of the index, made one by one."""
+    """Lists the files of the index without holding them in memory."""
 
     def __iter__(self):
         return ((path_of(number), "") for number in range(options.count))
 
 
 def update() -> dict[str, float]:
-    """An update of the index by the same files."""
+    """Time an update of the index with unchanged files."""
     index_build.file_state = lambda _: (0, 0)
     start, used = time.perf_counter(), time.process_time()
     with RowTable() as stored, RowTable() as expected:
@@ -163,7 +163,7 @@ def update() -> dict[str, float]:
 
 
 def listing() -> dict[str, float]:
-    """The listing of a folder of so many files, which an update begins with."""
+    """Time the listing of a folder, with which an update begins."""
     for number in range(10):
         (options.folder / "images" / f"class-{number}").mkdir(parents=True)
     for number in range(options.count):

@@ -34,7 +34,7 @@ from patchloom.data.checking.scan_parts import ROW, PartHeader, ScanPart, file_o
 from patchloom.data.checking.sorted_rows import RowSorter
 from patchloom.data.packing import pack
 from patchloom.report.check_page import write_check_page
-from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
+from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from tests.data.dirty import jpeg, make_dirty, make_image
 from tests.data.test_check import make_parquet
 from tests.forked import Forked
@@ -310,6 +310,9 @@ def test_what_has_no_parts_is_refused(tmp_path) -> None:
         check("digits", out=tmp_path / "check")
     with refused(UsageError, "--out"):
         check(np.zeros((4, 8, 8), np.uint8), out=tmp_path / "check")
+    with pytest.raises(PatchloomError, match="missing") as missing:
+        check(tmp_path / "missing", out=tmp_path / "check")
+    assert "--out" not in str(missing.value)
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_any_work(tmp_path, monkeypatch) -> None:

@@ -20,7 +20,7 @@ from patchloom.data.datasets import Listing, Source
 from patchloom.data.images.image_store import file_state
 from patchloom.data.labels.similar_names import tidy
 from patchloom.data.sources.class_folders import FolderScan, skipped_notes, split_folders, walk_images
-from patchloom.data.sources.source import list_shards, open_shard
+from patchloom.data.sources.source import find_source, list_shards, open_shard
 from patchloom.data.sources.specs import Data, split_specs
 from patchloom.data.splits import group_by_split, name_files
 from patchloom.data.trees.tree import FolderTree, below
@@ -153,6 +153,7 @@ def list_part_sources(data: Data) -> PartSources:
     if not shards:
         folder = Path(os.path.abspath(os.path.expanduser(specs[0])))
         if len(specs) > 1 or not folder.is_dir():
+            find_source(specs[0])  # names a path that does not exist
             raise UsageError(
                 f"{printable(specs[0])}: --out checks tar shards, parquet files or one folder of images; drop --out"
             )

@@ -264,7 +264,7 @@ class ScanPart:
             raise ValueError("its rows do not fit its header")
 
     def scan(self, rows: np.ndarray, row: int) -> ImageScan:
-        """Return the scan of one of all rows, without digest and thumbnail."""
+        """Return the scan of one row, without digest and thumbnail. `rows` are all rows of the part."""
         one, header = rows[row], self.header
         if row in header.errors:
             return ImageScan(error=header.errors[row])
@@ -280,7 +280,7 @@ def _first_line(file: FileIO) -> bytes:
         data += more
         if (end := data.find(b"\n", len(data) - len(more))) >= 0:
             return bytes(data[: end + 1])
-    raise ValueError("its first line has no end")
+    raise ValueError("its header is cut off")
 
 
 def _header(values: Any, key: str) -> PartHeader:
@@ -307,7 +307,7 @@ def _header(values: Any, key: str) -> PartHeader:
         and "" not in errors.values()
     )
     if not fits:
-        raise ValueError("its header contradicts itself")
+        raise ValueError("the fields of its header do not agree")
     return header
 
 

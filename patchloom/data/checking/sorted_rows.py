@@ -1,4 +1,4 @@
-"""Rows of whole numbers in files, sorted in bounded memory: the lists of a check that may have billions of entries.
+"""Rows of integers, stored and sorted on disk in bounded memory. A large check has billions of them.
 
 `RowFile` appends rows of uint64 to a file and reads them back in blocks. `RowSorter` collects rows, writes a sorted run
 whenever it holds ROWS_IN_MEMORY of them, and merges the runs: memory does not depend on the number of rows, nor on how
